@@ -1,0 +1,97 @@
+"""Imports go downwards only."""
+
+import ast
+import pathlib
+
+import pytest
+
+import tf_mixprec
+
+PACKAGE = pathlib.Path(tf_mixprec.__file__).parent
+
+# Lowest first; those on one line do not import each other.
+LAYERS = [
+    ["_typing", "_version", "errors"],
+    ["numerics"],
+    ["loss_scale"],
+    ["optimizers"],
+    ["callbacks"],
+    [""],  # `tf_mixprec/__init__.py` itself
+    ["cli"],
+    ["__main__"],
+]
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+PURE = ("numerics", "loss_scale")
+KNOW_TENSORFLOW = (
+    "optimizers/distribution.py",
+    "optimizers/gradients.py",
+    "optimizers/ledger.py",
+    "optimizers/tracing.py",
+    "cli/memory.py",
+)
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path):
+    """Returns the first name below `tf_mixprec` of a file."""
+    relative = path.relative_to(PACKAGE).with_suffix("")
+    name = relative.parts[0]
+    return "" if name == "__init__" else name
+
+
+def imports(path):
+    """Yields the full name of each module or name that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    "path", modules(), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_imports_go_downwards(path):
+    part = part_of(path)
+    for name in imports(path):
+        if name.split(".")[0] != "tf_mixprec":
+            continue
+        imported = f"{name}.".split(".")[1]
+        if part == imported:
+            continue
+        if imported not in LEVELS:  # a public name, from the top
+            imported = ""
+        assert LEVELS[imported] < LEVELS[part], (
+            f"{path} is in the layer of {part!r} and imports {name!r}"
+        )
+
+
+@pytest.mark.parametrize(
+    "path", modules(), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_what_a_file_may_import(path):
+    relative = path.relative_to(PACKAGE).as_posix()
+    names = list(imports(path))
+    assert not [n for n in names if n.startswith("keras.src")]
+    assert not [n for n in names if n.startswith("tensorflow.python")]
+    roots = {name.split(".")[0] for name in names}
+    if relative not in KNOW_TENSORFLOW:
+        assert "tensorflow" not in roots
+    if part_of(path) in PURE:
+        assert "keras.Variable" not in path.read_text()
+
+
+def test_every_file_is_in_a_layer():
+    assert {part_of(path) for path in modules()} == set(LEVELS)
+
+
+def test_an_upward_import_is_found(tmp_path):
+    """The test can fail."""
+    path = tmp_path / "upward.py"
+    path.write_text("from tf_mixprec.optimizers import wrap\n")
+    (name,) = imports(path)
+    assert LEVELS[name.split(".")[1]] > LEVELS["numerics"]

@@ -1,0 +1,138 @@
+"""Every public name is documented, sorted, and serializable where it may be."""
+
+import doctest
+import inspect
+import json
+import pathlib
+import re
+import types
+
+import keras
+import pytest
+
+import tf_mixprec as mp
+from tf_mixprec import numerics
+from tf_mixprec.loss_scale import presets
+from tf_mixprec.numerics import casting
+from tf_mixprec.numerics import finite
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def public_objects():
+    """Yields the dotted name and the object of all that users can reach."""
+    for name in mp.__all__:
+        value = getattr(mp, name)
+        if isinstance(value, types.ModuleType):
+            for inner in value.__all__:
+                yield f"{name}.{inner}", getattr(value, inner)
+        else:
+            yield name, value
+
+
+DOCUMENTED = [
+    pytest.param(value, id=name)
+    for name, value in public_objects()
+    if inspect.isclass(value) or inspect.isfunction(value)
+]
+
+
+def parameters(value):
+    if issubclass(type(value), type) and issubclass(value, Exception):
+        return []
+    return [
+        p
+        for p in inspect.signature(value).parameters.values()
+        if p.name not in ("self", "args")
+    ]
+
+
+@pytest.mark.parametrize("module", [mp, mp.callbacks, mp.presets, numerics])
+def test_all_is_sorted_and_importable(module):
+    assert module.__all__ == sorted(module.__all__)
+    for name in module.__all__:
+        assert hasattr(module, name)
+    assert len(mp.__all__) <= 40
+
+
+@pytest.mark.parametrize("value", DOCUMENTED)
+def test_docstring_has_arguments_and_an_example(value):
+    doc = inspect.getdoc(value)
+    assert doc
+    assert doc.splitlines()[0].endswith(".")
+    if issubclass(type(value), type) and issubclass(value, Warning):
+        return
+    assert "\nExample:" in doc
+    for parameter in parameters(value):
+        assert re.search(rf"\n    \*{{0,2}}{parameter.name}: ", doc), (
+            parameter.name
+        )
+    if parameters(value):
+        assert "\nArgs:" in doc
+
+
+@pytest.mark.parametrize(
+    "value",
+    [mp.DynamicLossScale, mp.StaticLossScale, mp.LossScaleOptimizer, mp.wrap],
+)
+def test_docstring_says_what_is_raised(value):
+    assert "\nRaises:" in inspect.getdoc(value)
+
+
+def test_every_preset_is_documented():
+    doc = inspect.getdoc(presets)
+    for name in presets.__all__:
+        assert f"\n    {name}: " in doc
+
+
+@pytest.mark.parametrize("value", DOCUMENTED)
+def test_every_public_argument_is_annotated(value):
+    for parameter in parameters(value):
+        assert parameter.annotation is not inspect.Parameter.empty, (
+            parameter.name
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        mp.DynamicLossScale,
+        mp.StaticLossScale,
+        lambda: mp.wrap("adam"),
+        lambda: mp.presets.deepspeed,
+    ],
+)
+def test_what_holds_config_is_serializable(make):
+    config = make().get_config()
+    assert json.loads(json.dumps(config)) == config
+    serialized = keras.saving.serialize_keras_object(make())
+    assert serialized["registered_name"].startswith("tf_mixprec>")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        casting,
+        finite,
+        mp.loss_scale.rule,
+        mp.loss_scale.state,
+        mp.loss_scale.update,
+        mp.optimizers.loss_scale_optimizer,
+        mp.optimizers.wrap,
+    ],
+    ids=lambda module: getattr(module, "__name__", "wrap"),
+)
+def test_examples_run(module):
+    if inspect.isfunction(module):  # `mp.optimizers.wrap` is the function
+        module = inspect.getmodule(module)
+    globals_ = {**vars(module), "next_state": mp.next_state, "mp": mp}
+    failures, count = doctest.testmod(module, extraglobs=globals_)
+    assert (failures, count > 0) == (0, True)
+
+
+def test_the_example_in_the_readme_runs():
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(block, {"__name__": "readme"})

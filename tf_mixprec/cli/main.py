@@ -1,0 +1,27 @@
+"""The argument parser of `tf-mixprec`."""
+
+import argparse
+from collections.abc import Sequence
+
+from tf_mixprec._version import __version__
+from tf_mixprec.cli import demo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns its exit status.
+
+    Args:
+        argv: The arguments after the command's name. Defaults to those of the
+            process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tf-mixprec",
+        description="Mixed-precision training for Keras 3 on TensorFlow.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}"
+    )
+    subcommands = parser.add_subparsers(metavar="command", required=True)
+    demo.add_parser(subcommands)
+    arguments = parser.parse_args(argv)
+    return arguments.run(arguments)

@@ -1,0 +1,9 @@
+"""The package's own warnings. A leaf: it imports nothing of ours."""
+
+
+class LossScaleWarning(UserWarning):
+    """The loss scale is not used as it must be for the gradients to be right.
+
+    Its own class, so that `warnings.filterwarnings("error",
+    category=mp.LossScaleWarning)` turns exactly these into errors.
+    """

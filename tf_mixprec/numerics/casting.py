@@ -1,0 +1,23 @@
+"""Explicit casts between float formats."""
+
+import keras
+from keras import ops
+
+from tf_mixprec._typing import Tensor
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Returns `tensor` in at least float32; float64 stays float64.
+
+    Args:
+        tensor: Floating-point tensor of any shape, or a Python number.
+
+    Example:
+
+    >>> import numpy as np
+    >>> keras.backend.standardize_dtype(widened(np.float16(1)).dtype)
+    'float32'
+    """
+    tensor = ops.convert_to_tensor(tensor)
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return ops.cast(tensor, keras.backend.result_type(dtype, "float32"))

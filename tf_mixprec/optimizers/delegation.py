@@ -1,0 +1,89 @@
+"""A wrapper to see through: what it does not own is the inner optimizer's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_mixprec._typing import Tensor
+from tf_mixprec._typing import Variable
+
+# What the constructor of `keras.optimizers.Optimizer` puts on every optimizer,
+# but only means something on the optimizer that makes the update.
+INNER_SETTINGS = (
+    "_iterations",
+    "_learning_rate",
+    "_trainable_variables",
+    "_trainable_variables_indices",
+    "_variables",
+    "clipnorm",
+    "clipvalue",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "use_ema",
+    "weight_decay",
+)
+
+
+class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
+    """Reads and sets on `inner_optimizer` what the wrapper does not have.
+
+    Args:
+        inner_optimizer: The optimizer that makes the update.
+        name: String, or `None` for a unique name.
+    """
+
+    inner_optimizer: Any
+
+    def __init__(self, inner_optimizer: Any, name: str | None):
+        # Not Keras's own `LossScaleOptimizer.__init__`: it refuses a fixed
+        # scale and drops a `loss_scale_factor` without a word.
+        keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
+        for name in INNER_SETTINGS:
+            delattr(self, name)
+        self.inner_optimizer = inner_optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what the wrapper does not have itself.
+        inner = vars(self).get("inner_optimizer")
+        if inner is None or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_inner_setting(name):
+            setattr(self.inner_optimizer, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    @property
+    def iterations(self) -> Tensor:
+        """Updates made, in steps; a skipped step is none."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        # While gradients are accumulated Keras counts micro-batches.
+        per_update = self.inner_optimizer.gradient_accumulation_steps or 1
+        self.inner_optimizer._iterations.assign(value * per_update)
+
+    def _is_inner_setting(self, name: str) -> bool:
+        inner = vars(self).get("inner_optimizer")
+        return (
+            inner is not None
+            and not name.startswith("_")
+            and name not in vars(self)
+            and not hasattr(type(self), name)
+            and hasattr(inner, name)
+        )

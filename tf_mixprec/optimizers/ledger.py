@@ -1,0 +1,153 @@
+"""What one call of a custom loop must know of the calls before it.
+
+All of it is known while a function is traced, so nothing is read from a device.
+"""
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import TypeAlias
+
+import keras
+
+from tf_mixprec._typing import Gradient
+from tf_mixprec._typing import Tensor
+from tf_mixprec.errors import LossScaleWarning
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+References: TypeAlias = tuple[Callable[[], Gradient], ...]
+
+
+class Unscaling(NamedTuple):
+    """One unscaling of gradients that no optimizer step has used yet.
+
+    Args:
+        scaled: What each gradient was, referenced weakly.
+        unscaled: What each gradient became, referenced weakly.
+        found_inf: Scalar bool tensor: whether one was inf or nan.
+        by_guide: Whether `get_unscaled_gradients` did it: then it is
+            `apply_gradients` that must not unscale again, whatever the loop
+            has made of the gradients in between.
+        graph: The graph it was traced in; `None` in eager code.
+    """
+
+    scaled: References
+    unscaled: References
+    found_inf: Tensor
+    by_guide: bool
+    graph: Any
+
+
+class Ledger:
+    """Remembers whether the loss was scaled and gradients were unscaled."""
+
+    def __init__(self) -> None:
+        self._loss_was_scaled = False
+        self._has_warned = False
+        # By thread: replicas are traced in threads of their own.
+        self._unscaling: dict[int, Unscaling] = {}
+
+    def note_scaled_loss(self) -> None:
+        """Notes that the loss has been multiplied by the loss scale."""
+        self._loss_was_scaled = True
+
+    def warn_if_loss_was_not_scaled(self) -> None:
+        """Warns, once, where gradients come from a loss that was not scaled."""
+        if self._loss_was_scaled or self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            "The gradients are about to be divided by the loss scale, but the "
+            "loss was never multiplied by it, so each update will be too small "
+            "by that factor. Differentiate `optimizer.scale_loss(loss)` "
+            "instead of `loss`; or, for gradients that are already unscaled, "
+            "call `optimizer.apply_unscaled(gradients, variables, found_inf)`.",
+            LossScaleWarning,
+            stacklevel=5,  # who called `apply` or `apply_gradients`
+        )
+
+    def note_unscaled(
+        self,
+        scaled: Sequence[Gradient],
+        unscaled: Sequence[Gradient],
+        found_inf: Tensor,
+        *,
+        by_guide: bool,
+    ) -> None:
+        """Notes that a loop has unscaled gradients itself."""
+        self._unscaling[threading.get_ident()] = Unscaling(
+            _references(scaled),
+            _references(unscaled),
+            found_inf,
+            by_guide,
+            _current_graph(),
+        )
+
+    def forget_unscaled(self) -> None:
+        """Notes that the unscaled gradients have been used."""
+        self._unscaling.pop(threading.get_ident(), None)
+
+    def found_inf_if_unscaled(
+        self, gradients: Sequence[Gradient]
+    ) -> Tensor | None:
+        """Returns `found_inf` of the gradients if the loop has unscaled them.
+
+        Args:
+            gradients: What is about to be applied.
+
+        Returns:
+            A scalar bool tensor, or `None` if the gradients are still scaled.
+
+        Raises:
+            RuntimeError: If `get_unscaled_gradients` was called in another
+                graph, so that the answer is not at hand.
+        """
+        noted = self._unscaling.pop(threading.get_ident(), None)
+        if noted is None or _are(gradients, noted.scaled):
+            return None
+        if not noted.by_guide and not _are(gradients, noted.unscaled):
+            return None
+        if noted.graph is not _current_graph():
+            raise RuntimeError(
+                "`get_unscaled_gradients` and `apply_gradients` must be called "
+                "in the same function, because only then is it known that the "
+                "gradients must not be divided by the loss scale again. "
+                "Elsewhere write `gradients, found_inf = "
+                "optimizer.unscale(gradients)` and "
+                "`optimizer.apply_unscaled(gradients, variables, found_inf)`. "
+                "Received: a call of `apply_gradients` in another graph."
+            )
+        return noted.found_inf
+
+
+def _references(gradients: Sequence[Gradient]) -> References:
+    return tuple(_reference(g) for g in gradients)
+
+
+def _reference(gradient: Gradient) -> Callable[[], Gradient]:
+    """Returns a function that gives the gradient while it is alive."""
+    try:
+        return weakref.ref(gradient)
+    except TypeError:  # a Python number, or `None`
+        return lambda: gradient
+
+
+def _are(gradients: Sequence[Gradient], references: References) -> bool:
+    """Returns whether these are the very tensors that were noted."""
+    return len(gradients) == len(references) and all(
+        gradient is noted()
+        for gradient, noted in zip(gradients, references, strict=True)
+    )
+
+
+def _current_graph() -> Any:
+    """Returns the graph that is being traced, `None` in eager code."""
+    if keras.backend.backend() != "tensorflow" or tf.executing_eagerly():
+        return None
+    return tf.compat.v1.get_default_graph()

@@ -1,0 +1,171 @@
+"""`wrap`: from whatever names an optimizer to a `LossScaleOptimizer`."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tf_mixprec.loss_scale import LossScaleRule
+from tf_mixprec.loss_scale import StaticLossScale
+from tf_mixprec.loss_scale import presets
+from tf_mixprec.loss_scale.rule import DynamicLossScale
+from tf_mixprec.optimizers import arguments
+from tf_mixprec.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+
+def wrap(
+    optimizer: keras.optimizers.Optimizer | str | dict[str, Any],
+    preset: str | LossScaleRule | None = None,
+    **options: Any,
+) -> LossScaleOptimizer:
+    """Returns the optimizer, made safe for 16-bit gradients.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`, a name such as `"adam"`, or
+            a config from `keras.optimizers.serialize`. One that is wrapped
+            already is returned unchanged; Keras's own `LossScaleOptimizer` is
+            converted, with the scale it has reached.
+        preset: The name of a rule in `mp.presets`, such as `"torch"`, or a
+            rule: `mp.DynamicLossScale` or `mp.StaticLossScale`. Defaults to
+            what `mp.LossScaleOptimizer` does.
+        **options: Arguments of `mp.LossScaleOptimizer`; they win over the
+            preset.
+
+    Returns:
+        A `mp.LossScaleOptimizer`. If the optimizer has a `loss_scale_factor`,
+        that is kept as a fixed scale.
+
+    Raises:
+        TypeError: If `optimizer` or `preset` is of another type.
+        ValueError: If options are given for an optimizer that is wrapped
+            already, if a preset is not known, if a `loss_scale_factor` is set
+            and a dynamic scale asked for, or if an option is out of range.
+
+    Example:
+
+    >>> import tf_mixprec as mp
+    >>> optimizer = mp.wrap("adam", preset="torch", growth_interval=500)
+    >>> float(optimizer.loss_scale)
+    65536.0
+    """
+    optimizer = _optimizer(optimizer)
+    if isinstance(optimizer, LossScaleOptimizer):
+        if preset is not None or options:
+            raise ValueError(
+                "`optimizer` must not be wrapped already when options are "
+                "given, because they would be ignored. Set them on it, as in "
+                "`optimizer.growth_interval = 500`, or wrap "
+                "`optimizer.inner_optimizer`. Received: "
+                f"preset={preset!r}, options={options}"
+            )
+        return optimizer
+    chosen = {**_rule_options(preset), **_renamed(options)}
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return _converted(optimizer, chosen, "initial_scale" in options)
+    return _with_fixed_factor(optimizer, chosen)
+
+
+def _optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
+    """Returns the optimizer that a name or a config stands for."""
+    if isinstance(optimizer, dict):
+        # Also Keras's own and those of tf.keras: this class reads them all.
+        if optimizer["class_name"].startswith("LossScaleOptimizer"):
+            return LossScaleOptimizer.from_config(optimizer["config"])
+        return arguments.deserialize_optimizer(optimizer)
+    if isinstance(optimizer, str):
+        return keras.optimizers.get(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a Keras optimizer instance, a name or a "
+            "config, because it is what makes the updates; make an instance "
+            f"of a class first. Received: optimizer={optimizer!r}"
+        )
+    return optimizer
+
+
+def _rule_options(preset: Any) -> dict[str, Any]:
+    """Returns the constructor arguments that make the preset's rule."""
+    if preset is None:
+        return {}
+    if isinstance(preset, str):
+        if preset not in presets.__all__:
+            raise ValueError(
+                f"`preset` must be one of {', '.join(presets.__all__)}, "
+                "because only these frameworks' rules are known. Received: "
+                f"preset={preset!r}"
+            )
+        preset = getattr(presets, preset)
+    if not isinstance(preset, (DynamicLossScale, StaticLossScale)):
+        raise TypeError(
+            "`preset` must be a name in `mp.presets`, a `mp.DynamicLossScale` "
+            "or a `mp.StaticLossScale`, because it says how the scale moves. "
+            f"Received: preset={preset!r}"
+        )
+    return {
+        **preset.get_config(),
+        "dynamic": isinstance(preset, DynamicLossScale),
+    }
+
+
+def _renamed(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options with Keras's name for the interval replaced."""
+    options = dict(options)
+    if "dynamic_growth_steps" in options and "growth_interval" not in options:
+        options["growth_interval"] = options.pop("dynamic_growth_steps")
+    return options
+
+
+def _with_fixed_factor(
+    optimizer: keras.optimizers.Optimizer, options: dict[str, Any]
+) -> LossScaleOptimizer:
+    """Returns the wrapper, keeping a `loss_scale_factor` as a fixed scale."""
+    factor = optimizer.loss_scale_factor
+    if factor is None:
+        return LossScaleOptimizer(optimizer, **options)
+    options = {"initial_scale": factor, "dynamic": False, **options}
+    if options["dynamic"] or options["initial_scale"] != factor:
+        raise ValueError(
+            "`loss_scale_factor` must not be set on an optimizer that gets "
+            "another loss scale, because it would be replaced; leave it out, "
+            "or keep it as a fixed scale with `mp.wrap(optimizer)`. Received: "
+            f"loss_scale_factor={factor!r}, options={options}"
+        )
+    optimizer.loss_scale_factor = None
+    return LossScaleOptimizer(optimizer, **options)
+
+
+def _converted(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    options: dict[str, Any],
+    replaces_scale: bool,
+) -> LossScaleOptimizer:
+    """Returns our wrapper in the place of Keras's, with its state.
+
+    Args:
+        optimizer: Keras's wrapper, built or not.
+        options: Arguments of our constructor.
+        replaces_scale: Whether they give a scale to go on from. Otherwise it
+            is the one that Keras has reached, moved into the bounds, since
+            Keras has none and may have reached 0 or inf.
+    """
+    start = optimizer.initial_scale
+    options = {
+        "initial_scale": start,
+        "growth_interval": optimizer.dynamic_growth_steps,
+        "min_scale": min(start, 1.0),
+        "max_scale": max(start, 2.0**24),
+        **options,
+    }
+    wrapped = LossScaleOptimizer(optimizer.inner_optimizer, **options)
+    if not optimizer.built:
+        return wrapped
+    wrapped.build(optimizer._trainable_variables)
+    if wrapped.dynamic:
+        wrapped.good_steps.assign(optimizer.step_counter)
+    if wrapped.dynamic and not replaces_scale:
+        wrapped.loss_scale.assign(
+            ops.clip(
+                optimizer.dynamic_scale, wrapped.min_scale, wrapped.max_scale
+            )
+        )
+    return wrapped
