@@ -213,5 +213,7 @@ def test_unscale_leaves_what_is_overwritten_by_its_gradient():
         assert sorted(float(g[0]) for g in unscaled) == [0.5, 3.0]
     optimizer.apply(gradients)
     assert (float(kernel[0]), float(amax[0])) == (0.5, 3.0)
+    with pytest.raises(ValueError, match="`variables` must be given"):
+        optimizer.unscale(gradients[:1])
     optimizer.apply([tf.constant([4.0]), tf.constant([np.nan])])
     assert (float(kernel[0]), float(amax[0])) == (0.5, 3.0)

@@ -41,8 +41,8 @@ class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
         # Not Keras's own `LossScaleOptimizer.__init__`: it refuses a fixed
         # scale and drops a `loss_scale_factor` without a word.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
-        for name in INNER_SETTINGS:
-            delattr(self, name)
+        for setting in INNER_SETTINGS:
+            delattr(self, setting)
         self.inner_optimizer = inner_optimizer
 
     def __getattr__(self, name: str) -> Any:

@@ -194,6 +194,11 @@ class LossScaleOptimizer(SkippingStep):
             The gradients in at least float32, and a scalar bool tensor: whether
             one was inf or nan, on any replica.
 
+        Raises:
+            ValueError: If `variables` is left out where it matters: some are
+                overwritten with their gradients (float8 scales), and there are
+                not as many gradients as the optimizer has variables.
+
         Example:
 
         ```python
@@ -276,12 +281,25 @@ class LossScaleOptimizer(SkippingStep):
     ) -> tuple[list[Gradient], Tensor]:
         gradients = list(gradients)
         if variables is None:
-            fits = len(gradients) == len(self._trainable_variables)
-            variables = (
-                self._trainable_variables if fits else [None] * len(gradients)
-            )
+            variables = self._variables_in_order(gradients)
         unscaled, found_inf = self._unscaled(gradients, variables)
         self._ledger.note_unscaled(
             gradients, unscaled, found_inf, by_guide=by_guide
         )
         return unscaled, found_inf
+
+    def _variables_in_order(
+        self, gradients: Sequence[Gradient]
+    ) -> Sequence[Variable | None]:
+        """Returns the variables of gradients given without them."""
+        variables = self._trainable_variables
+        if len(gradients) == len(variables):
+            return variables
+        if any(gradient_lists.is_overwritten(v) for v in variables):
+            raise ValueError(
+                "`variables` must be given, because some variables are "
+                "overwritten with their gradients and those must not be "
+                f"unscaled. Received: {len(gradients)} gradients for an "
+                f"optimizer with {len(variables)} variables"
+            )
+        return [None] * len(gradients)
