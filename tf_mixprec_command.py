@@ -22,13 +22,23 @@ def main() -> int:
     ):
         os.dup2(held_back.fileno(), descriptor)
         python_stderr, sys.stderr = sys.stderr, terminal
-        status = 1
+        failed = True
         try:
             from tf_mixprec.cli.main import main as command
 
             status = command()
+            sys.stdout.flush()
+            failed = False
+        except SystemExit:  # --help, or wrong arguments, said by argparse
+            failed = False
+            raise
+        except (BrokenPipeError, KeyboardInterrupt) as stopped:
+            failed = False
+            # So that the interpreter does not fail on the closed pipe again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 130 if isinstance(stopped, KeyboardInterrupt) else 0
         finally:
-            if status not in (0, 2):  # 2: said by the command itself
+            if failed:
                 held_back.seek(0)
                 log = held_back.read().decode(errors="replace")
                 terminal.writelines(log.splitlines(keepends=True)[-20:])

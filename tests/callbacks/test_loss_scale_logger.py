@@ -62,18 +62,26 @@ def test_tensorboard_writes_them(tmp_path):
 
 def test_the_device_is_asked_once_an_epoch(monkeypatch):
     asked = []
-    variable_type = keras.Variable
-    original = variable_type.__float__
+    original = keras.ops.convert_to_numpy
     monkeypatch.setattr(
-        variable_type,
-        "__float__",
-        lambda self: asked.append(self.name) or original(self),
+        keras.ops,
+        "convert_to_numpy",
+        lambda x: asked.append(x.name) or original(x),
     )
     fit(make_model())
-    assert asked == ["loss_scale"] * 3
+    assert asked == ["loss_scale", "skipped_steps"] * 3
 
 
-def test_a_bare_optimizer_is_refused():
-    model = make_mlp("sgd", policy="float32")
-    with pytest.raises(ValueError, match="must be used with an optimizer that"):
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_another_optimizer_is_refused(policy):
+    model = make_mlp("sgd", policy)  # which Keras wraps under mixed_float16
+    with pytest.raises(ValueError, match="must be used with an `mp.Loss"):
         fit(model)
+
+
+def test_an_optimizer_of_its_own_can_be_named():
+    other = mp.wrap("sgd", initial_scale=64.0)
+    history = make_model().fit(
+        X, Y, verbose=0, callbacks=[mp.callbacks.LossScaleLogger(other)]
+    )
+    assert history.history["loss_scale"] == [64.0]

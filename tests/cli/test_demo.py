@@ -31,13 +31,25 @@ def test_the_demo_ends_with_its_table_and_no_noise():
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     lines = result.stdout.splitlines()
-    assert lines[-1].startswith("In mixed_bfloat16, the faster of")
+    assert lines[-1].startswith("In mixed_bfloat16 this machine")
     rows = [line.split() for line in lines[-5:-2]]
     assert [row[0] for row in rows[-2:]] == ["float32", "mixed_bfloat16"]
     for row in rows[-2:]:
         assert float(row[1].rstrip("%")) > 50  # percent, after one epoch
         assert row[-2:] == ["32768", "0"]
     assert rows[-2][3] == "1.00x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["--help"], 0), (["demo", "--epochs", "0"], 2)]
+)
+def test_usage_is_printed_without_noise(arguments, status):
+    program = shutil.which("tf-mixprec", path=os.path.dirname(sys.executable))
+    result = run(program, *arguments)
+    assert result.returncode == status
+    printed = (result.stdout + result.stderr).splitlines()
+    assert printed[0].startswith("usage: tf-mixprec")
+    assert not [x for x in printed if "0000 00:00" in x or "WARNING" in x]
 
 
 def test_missing_data_is_said_with_the_remedy(monkeypatch, capsys):
@@ -75,6 +87,7 @@ def test_the_last_sentence_says_what_was_measured(ratio, sentence):
         demo.Result("mixed_float16", 0.94, 10.0, 2**20, 2.0**14, 1),
     ]
     summary = demo.summary(results)
+    assert "the faster of the two" in summary
     assert sentence in summary
     assert "loses 1.0 points" in summary
     table = demo.table(results)

@@ -19,14 +19,14 @@ def sgd():
     [
         ({"initial_scale": 0.0}, "must lie between 2"),
         ({"initial_scale": np.nan}, "must be finite"),
-        ({"dynamic_growth_steps": 0}, "must be a whole number"),
-        ({"dynamic_growth_steps": -5}, "must be a whole number"),
-        ({"growth_interval": 0}, "must be a whole number"),
+        ({"dynamic_growth_steps": 0}, "must be an int"),
+        ({"dynamic_growth_steps": -5}, "must be an int"),
+        ({"growth_interval": 0}, "must be an int"),
         ({"growth_factor": 0.5}, "must be above 1"),
         ({"backoff_factor": 2.0}, "must lie strictly between"),
         ({"min_scale": 4.0, "initial_scale": 2.0}, "`min_scale` and"),
         ({"max_scale": 2.0**129}, "must lie between 2"),
-        ({"hysteresis": 0}, "must be a whole number"),
+        ({"hysteresis": 0}, "must be an int"),
         ({"hysteresis_refill": "x"}, "must be one of"),
         ({"tolerance": 2.0}, "must lie between 0 and 1"),
         ({"dynamic": 1}, "must be True or False"),
@@ -165,7 +165,10 @@ def test_numbers_set_live_take_effect_without_retracing():
     [
         ("growth_factor", 1.0, "must be above 1"),
         ("growth_interval", True, "must be a number"),
-        ("min_scale", 2.0**16, "must lie between `min_scale`"),
+        ("min_scale", 2.0**25, "must lie between `min_scale`"),
+        ("max_scale", 0.5, "must lie between `min_scale`"),
+        ("max_scale", np.nan, "must be finite"),
+        ("skip_nonfinite", False, "must be given to the constructor"),
         ("initial_scale", 8.0, "must be given to the constructor"),
         ("hysteresis_refill", "backoff", "must be given to the constructor"),
         ("loss_scale", 0.5, "must lie between `min_scale`"),
@@ -181,6 +184,45 @@ def test_wrong_numbers_set_live_raise_and_change_nothing(name, value, message):
         setattr(optimizer, name, value)
     assert optimizer.get_config() == config
     assert float(optimizer.loss_scale) == 2.0**15
+
+
+def test_a_bound_set_live_moves_the_scale_at_once():
+    optimizer = mp.wrap("sgd", initial_scale=2.0**15)
+    optimizer.max_scale = 2.0**10
+    assert float(optimizer.loss_scale) == 2.0**10
+    optimizer.max_scale = 2.0**20
+    optimizer.min_scale = 2.0**16
+    assert float(optimizer.loss_scale) == 2.0**16
+    revived = mp.LossScaleOptimizer.from_config(optimizer.get_config())
+    assert revived.rule == optimizer.rule
+    assert revived.initial_scale == 2.0**16
+
+
+def test_the_scale_can_be_set_from_what_it_is():
+    optimizer = mp.wrap("sgd", initial_scale=64.0)
+    optimizer.loss_scale *= 2
+    optimizer.loss_scale = optimizer.loss_scale / 4
+    optimizer.loss_scale = tf.constant(16.0) * 2
+    assert float(optimizer.loss_scale) == 32.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"growht_interval": 3}, "Did you mean `growth_interval`"),
+        ({"preset": "torch"}, "is an argument of `mp.wrap`"),
+        ({"learning_rate": 0.1}, "belong to the `inner_optimizer`"),
+    ],
+    ids=str,
+)
+def test_unknown_arguments_are_advised(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mp.LossScaleOptimizer(sgd(), **arguments)
+
+
+def test_repr_says_what_it_is_of():
+    assert "growth_interval=2000" in repr(mp.wrap("sgd"))
+    assert "SGD" in repr(mp.wrap("sgd"))
 
 
 def test_a_fixed_scale_has_no_numbers_to_set():

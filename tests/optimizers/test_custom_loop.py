@@ -155,8 +155,38 @@ def test_the_very_gradients_of_unscale_are_not_unscaled_again():
     # Looking at unscaled gradients does not change what apply takes.
     scaled = [tf.constant([4.0, 2.0])]
     optimizer.unscale(scaled)
-    optimizer.apply([2 * scaled[0]], [variable])
-    assert variable.numpy().tolist() == [-0.5, 0.25]
+    optimizer.apply(scaled, [variable])
+    assert variable.numpy().tolist() == [0.0, 0.5]
+
+
+def test_gradients_made_from_those_of_unscale_are_not_unscaled_again():
+    optimizer, variable = make()
+    gradients, _ = optimizer.unscale([tf.constant([4.0, 2.0])])
+    with pytest.raises(RuntimeError, match="must be applied with"):
+        optimizer.apply([2 * gradients[0]], [variable])
+    assert variable.numpy().tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("look", ["unscale", "get_unscaled_gradients"])
+def test_a_look_at_gradients_is_forgotten_when_the_next_loss_is_scaled(look):
+    optimizer, variable = make()
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(0.5 * variable))
+        return tape.gradient(loss, [variable])
+
+    getattr(optimizer, look)(gradient())
+    optimizer.apply(gradient(), [variable])
+    assert variable.numpy().tolist() == [0.5, 0.5]
+    getattr(optimizer, look)(gradient())
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(gradient()[0], variable)])
+
+    step()
+    assert variable.numpy().tolist() == [0.0, 0.0]
 
 
 def test_unscaling_in_another_function_raises():
@@ -174,6 +204,7 @@ def test_unscaling_in_another_function_raises():
 
 def test_keras_2_names():
     optimizer = mp.wrap("sgd")
+    optimizer.build([keras.Variable(1.0)])
     assert float(optimizer.get_scaled_loss(2.0)) == 65536.0
     assert float(optimizer.get_scaled_loss(lambda: 2.0)()) == 65536.0
     unscaled = optimizer.get_unscaled_gradients([32768.0])
@@ -183,14 +214,19 @@ def test_keras_2_names():
 def test_applying_gradients_of_a_loss_that_was_not_scaled_warns_once():
     variable = keras.Variable([1.0, 1.0])
     optimizer = mp.wrap("sgd")
-    with pytest.warns(mp.LossScaleWarning, match="was never multiplied") as w:
+    with pytest.warns(mp.LossScaleWarning, match="passed through") as w:
         optimizer.apply([tf.constant([1.0, 1.0])], [variable])
     assert w[0].filename == __file__
     optimizer.apply([tf.constant([1.0, 1.0])], [variable])  # says it once
-    other = mp.wrap("sgd")
-    with pytest.warns(mp.LossScaleWarning, match="was never multiplied") as w:
-        other.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
-    assert w[0].filename == __file__
+    gradient = tf.constant([1.0, 1.0])
+    for call in (
+        lambda o: o.apply_gradients([(gradient, variable)]),
+        lambda o: o.unscale([gradient]),
+        lambda o: o.get_unscaled_gradients([gradient]),
+    ):
+        with pytest.warns(mp.LossScaleWarning, match="passed through") as w:
+            call(mp.wrap("sgd"))
+        assert w[0].filename == __file__
 
 
 def test_check_finite():
@@ -211,6 +247,7 @@ def test_unscale_leaves_what_is_overwritten_by_its_gradient():
         optimizer.unscale(gradients[::-1], [amax, kernel]),
     ):
         assert sorted(float(g[0]) for g in unscaled) == [0.5, 3.0]
+    optimizer.scale_loss(1.0)
     optimizer.apply(gradients)
     assert (float(kernel[0]), float(amax[0])) == (0.5, 3.0)
     with pytest.raises(ValueError, match="`variables` must be given"):

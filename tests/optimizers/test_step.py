@@ -213,6 +213,8 @@ def test_wrong_calls_raise():
         optimizer.apply([tf.constant(1.0)], [b])
     with pytest.raises(ValueError, match="No gradients provided"):
         optimizer.apply([None], [a])
+    with pytest.raises(ValueError, match="must be gradients only"):
+        optimizer.apply([(tf.constant(1.0), a)], [a])
     optimizer.apply([])
     assert int(optimizer.iterations) == 0
     assert int(optimizer.good_steps) == 0

@@ -63,12 +63,22 @@ def test_a_static_rule_is_a_preset_too():
         ((None,), "must be a Keras optimizer instance"),
         (("sgd", "nccl"), "must be one of apex"),
         (("sgd", 3), "must be a name in `mp.presets`"),
+        (({},), "must have a 'class_name'"),
+        (
+            ({"class_name": "LossScaleOptimizer", "config": {}},),
+            "must have an 'inner_optimizer'",
+        ),
     ],
     ids=str,
 )
 def test_wrong_arguments_raise(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         mp.wrap(*arguments)
+
+
+def test_a_preset_is_not_a_fixed_scale():
+    with pytest.raises(ValueError, match="must not be given together"):
+        mp.wrap("sgd", preset="torch", dynamic=False)
 
 
 def test_a_fixed_factor_is_kept_as_a_fixed_scale():

@@ -221,7 +221,8 @@ def summary(results: list[Result]) -> str:
         gain = (
             f"this machine trains this network {1 / ratio:.2f} times as slowly"
         )
+    which = ", the faster of the two 16-bit precisions," if others[1:] else ""
     return (
-        f"In {best.policy}, the faster of the 16-bit precisions here, {gain}, "
-        f"and loses {lost:.1f} points of accuracy."
+        f"In {best.policy}{which} {gain}, and loses {lost:.1f} points of "
+        "accuracy."
     )

@@ -34,8 +34,9 @@ def check_count(name: str, value: Any, minimum: int) -> None:
     check_number(name, value)
     if not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(
-            f"`{name}` must be a whole number of at least {minimum}, because "
-            f"it counts steps. Received: {name}={value!r}"
+            f"`{name}` must be an int of at least {minimum}, because it "
+            f"counts steps. Received: {name}={value!r} "
+            f"(type {type(value).__name__})"
         )
 
 

@@ -18,7 +18,7 @@ HYSTERESIS_REFILLS = ("growth", "good_step", "backoff")
 @keras.saving.register_keras_serializable(package="tf_mixprec")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StaticLossScale:
-    """A loss scale that never moves.
+    """A loss scale that never moves. Its argument is keyword-only.
 
     Args:
         initial_scale: Float, dimensionless, from 2**-126 to below 2**128: the
@@ -59,6 +59,8 @@ class StaticLossScale:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicLossScale:
     """A loss scale that grows while gradients are finite and backs off if not.
+
+    All arguments are keyword-only.
 
     ```text
     good step:      good_steps += 1

@@ -25,12 +25,21 @@ def next_state(
         rule: How the scale moves. Its numbers may be tensors, so that they
             can change without retracing.
 
+    Raises:
+        TypeError: If `state` is not a `LossScaleState`.
+
     Example:
 
     >>> rule = DynamicLossScale(initial_scale=8.0, growth_interval=1)
     >>> float(next_state(rule.initial_state(), False, rule).loss_scale)
     16.0
     """
+    if not isinstance(state, LossScaleState):
+        raise TypeError(
+            "`state` must be a `LossScaleState`, because the counters move "
+            "with the scale; `rule.initial_state()` is the first. Received: "
+            f"state={state!r}"
+        )
     state = LossScaleState(*(ops.convert_to_tensor(field) for field in state))
     found_inf = ops.cast(found_inf, "bool")
     counted = _counted(state, found_inf)

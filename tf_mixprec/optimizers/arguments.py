@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import difflib
 from typing import Any
 
 import keras
@@ -74,8 +75,27 @@ def check_keywords(keywords: dict[str, Any]) -> None:
     if unknown:
         raise ValueError(
             "LossScaleOptimizer does not support arguments: "
-            f"`{'`, `'.join(unknown)}`."
+            f"`{'`, `'.join(unknown)}`. {_advice(unknown)} Received: "
+            + ", ".join(f"{name}={keywords[name]!r}" for name in unknown)
         )
+
+
+def _advice(unknown: list[str]) -> str:
+    """Returns what to do about arguments that do not exist."""
+    if "preset" in unknown:
+        return "`preset` is an argument of `mp.wrap`."
+    known = [*_RULE_DEFAULTS, "dynamic", "skip_nonfinite", "name"]
+    similar = [
+        match
+        for name in unknown
+        for match in difflib.get_close_matches(name, known, n=1)
+    ]
+    if similar:
+        return f"Did you mean `{'`, `'.join(similar)}`?"
+    return (
+        "Settings of the update belong to the `inner_optimizer`; this wrapper "
+        f"has `{'`, `'.join(known)}`."
+    )
 
 
 def make_rule(

@@ -31,9 +31,8 @@ class Unscaling(NamedTuple):
         scaled: What each gradient was, referenced weakly.
         unscaled: What each gradient became, referenced weakly.
         found_inf: Scalar bool tensor: whether one was inf or nan.
-        by_guide: Whether `get_unscaled_gradients` did it: then it is
-            `apply_gradients` that must not unscale again, whatever the loop
-            has made of the gradients in between.
+        by_guide: Whether `get_unscaled_gradients` did it: then whatever the
+            loop makes of the gradients is for `apply_gradients`.
         graph: The graph it was traced in; `None` in eager code.
     """
 
@@ -45,7 +44,14 @@ class Unscaling(NamedTuple):
 
 
 class Ledger:
-    """Remembers whether the loss was scaled and gradients were unscaled."""
+    """Remembers whether the loss was scaled and gradients were unscaled.
+
+    ```text
+    scale_loss:             a new loss, so earlier unscalings are of no account
+    unscale:                the step that follows must be told by its arguments
+    get_unscaled_gradients: the step that follows takes unscaled gradients
+    ```
+    """
 
     def __init__(self) -> None:
         self._loss_was_scaled = False
@@ -56,6 +62,7 @@ class Ledger:
     def note_scaled_loss(self) -> None:
         """Notes that the loss has been multiplied by the loss scale."""
         self._loss_was_scaled = True
+        self.forget_unscaled()
 
     def warn_if_loss_was_not_scaled(self) -> None:
         """Warns, once, where gradients come from a loss that was not scaled."""
@@ -63,13 +70,14 @@ class Ledger:
             return
         self._has_warned = True
         warnings.warn(
-            "The gradients are about to be divided by the loss scale, but the "
-            "loss was never multiplied by it, so each update will be too small "
-            "by that factor. Differentiate `optimizer.scale_loss(loss)` "
-            "instead of `loss`; or, for gradients that are already unscaled, "
-            "call `optimizer.apply_unscaled(gradients, variables, found_inf)`.",
+            "The gradients are about to be divided by the loss scale, but no "
+            "loss was passed through `scale_loss`. If the loss was not "
+            "multiplied, each update will be too small by that factor: "
+            "differentiate `optimizer.scale_loss(loss)` instead of `loss`. "
+            "For gradients that are already unscaled, call "
+            "`optimizer.apply_unscaled(gradients, variables, found_inf)`.",
             LossScaleWarning,
-            stacklevel=5,  # who called `apply` or `apply_gradients`
+            stacklevel=5,  # who called `apply`, `apply_gradients` or `unscale`
         )
 
     def note_unscaled(
@@ -105,14 +113,19 @@ class Ledger:
             A scalar bool tensor, or `None` if the gradients are still scaled.
 
         Raises:
-            RuntimeError: If `get_unscaled_gradients` was called in another
-                graph, so that the answer is not at hand.
+            RuntimeError: If it cannot be known whether they are.
         """
         noted = self._unscaling.pop(threading.get_ident(), None)
         if noted is None or _are(gradients, noted.scaled):
             return None
         if not noted.by_guide and not _are(gradients, noted.unscaled):
-            return None
+            raise RuntimeError(
+                "Gradients made from the result of `unscale` must be applied "
+                "with `optimizer.apply_unscaled(gradients, variables, "
+                "found_inf)`, because `apply` and `apply_gradients` divide by "
+                "the loss scale. Received: gradients that `unscale` neither "
+                "took nor returned."
+            )
         if noted.graph is not _current_graph():
             raise RuntimeError(
                 "`get_unscaled_gradients` and `apply_gradients` must be called "

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tf_mixprec.loss_scale import DynamicLossScale
+from tf_mixprec.loss_scale.checks import check_scale
 
 # The type of each number. Not `initial_scale`, which has done its work, and not
 # `hysteresis_refill`, which chooses the operations and so is part of the trace.
@@ -55,6 +56,8 @@ class LiveRule:
     def change(self, name: str, value: Any) -> None:
         """Sets one number for the steps to come.
 
+        The initial scale has done its work and follows a bound that passes it.
+
         Args:
             name: One of `LIVE_FIELDS`.
             value: The new number.
@@ -63,8 +66,15 @@ class LiveRule:
             TypeError: If `value` is not a number.
             ValueError: If the rule would not accept it in its constructor.
         """
+        if name in ("min_scale", "max_scale"):
+            check_scale(name, value)
+        changes = {name: value}
+        if name == "min_scale" and value <= self.rule.max_scale:
+            changes["initial_scale"] = max(value, self.rule.initial_scale)
+        if name == "max_scale" and value >= self.rule.min_scale:
+            changes["initial_scale"] = min(value, self.rule.initial_scale)
         # Checked as a whole before anything changes.
-        self.rule = dataclasses.replace(self.rule, **{name: value})
+        self.rule = dataclasses.replace(self.rule, **changes)
         self._variables[name].assign(value)
 
 

@@ -80,7 +80,8 @@ class LossScaleOptimizer(SkippingStep):
         hysteresis_left: Scalar int variable, in steps.
         skipped_steps: Scalar int variable, in steps: all steps skipped so far.
         consecutive_skipped_steps: Scalar int variable, in steps.
-        found_inf: Scalar bool variable: whether the last step had inf or nan.
+        found_inf: Scalar bool variable: whether the last step had inf or nan;
+            `found_inf.numpy()` is a bool.
         rule: The `mp.DynamicLossScale` or `mp.StaticLossScale` in force. Its
             numbers are attributes too (`growth_factor`, `growth_interval`,
             `min_scale`, ...) and, on TensorFlow, can be set while training
@@ -237,7 +238,11 @@ class LossScaleOptimizer(SkippingStep):
         """Returns whether no gradient is inf or nan, a scalar bool tensor."""
         return ops.logical_not(gradient_lists.found_inf(grads))
 
+    def __repr__(self) -> str:
+        return f"<LossScaleOptimizer {self.rule} of {self.inner_optimizer}>"
+
     def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, in JSON types."""
         config = self.rule.get_config()
         if self.dynamic:
             config["dynamic_growth_steps"] = config.pop("growth_interval")
@@ -267,6 +272,11 @@ class LossScaleOptimizer(SkippingStep):
         """
         # tf.keras writes `None` for what a fixed scale does not have.
         config = {k: v for k, v in config.items() if v is not None}
+        if "inner_optimizer" not in config:
+            raise ValueError(
+                "`config` must have an 'inner_optimizer', because this "
+                f"optimizer wraps one. Received: config={config!r}"
+            )
         inner_optimizer = arguments.deserialize_optimizer(
             config.pop("inner_optimizer"), custom_objects
         )
@@ -279,6 +289,7 @@ class LossScaleOptimizer(SkippingStep):
         *,
         by_guide: bool,
     ) -> tuple[list[Gradient], Tensor]:
+        self._ledger.warn_if_loss_was_not_scaled()
         gradients = list(gradients)
         if variables is None:
             variables = self._variables_in_order(gradients)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
@@ -123,12 +124,16 @@ class LossScaleVariables(TransparentWrapper):
         rule = self._rule
         if not isinstance(rule, LiveRule) or name not in LIVE_FIELDS:
             raise AttributeError(
-                f"`{name}` must be given to the constructor, because the "
-                "steps are traced with it. Set `loss_scale` for the current "
-                "scale; of a dynamic scale these can be set: "
+                f"`{name}` must be given to the constructor, because a run "
+                "starts with it or is traced with it. Set `loss_scale` for "
+                "the current scale; of a dynamic scale these can be set: "
                 f"{', '.join(LIVE_FIELDS)}. Received: {name}={value!r}"
             )
         rule.change(name, value)
+        if name in ("min_scale", "max_scale"):
+            self.loss_scale.assign(
+                ops.clip(self.loss_scale, self.min_scale, self.max_scale)
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in LossScaleState._fields and name in vars(self):
@@ -136,7 +141,9 @@ class LossScaleVariables(TransparentWrapper):
         else:
             super().__setattr__(name, value)
 
-    def _set_state_variable(self, name: str, value: float) -> None:
+    def _set_state_variable(self, name: str, value: Any) -> None:
+        if ops.is_tensor(value) or isinstance(value, keras.Variable):
+            value = ops.convert_to_numpy(value)[()]  # `loss_scale *= 2`
         if name == "loss_scale":
             check_scale(name, value)
             if self.dynamic and not self.min_scale <= value <= self.max_scale:
@@ -161,9 +168,12 @@ class LossScaleVariables(TransparentWrapper):
         missing = set(LossScaleState._fields) - set(store.keys())
         if missing:
             warnings.warn(
-                f"The saved optimizer state of '{self.name}' lacks "
-                f"{sorted(missing)}, so these keep their present values. The "
-                "file was written by another optimizer class.",
+                f"The file has no loss-scale state for '{self.name}', because "
+                "it was written by another optimizer class or version, so the "
+                "loss scale stays as it is. To go on with the scale of Keras's "
+                "own LossScaleOptimizer, load with that and convert it: "
+                "`mp.wrap(model.optimizer)`. Missing: "
+                f"{', '.join(sorted(missing))}",
                 stacklevel=2,
             )
         for name, variable in self._state()._asdict().items():

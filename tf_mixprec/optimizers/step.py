@@ -40,10 +40,23 @@ class SkippingStep(LossScaleVariables):
         name: str | None,
     ):
         super().__init__(inner_optimizer, rule, name)
-        self.skip_nonfinite = skip_nonfinite
+        self._skip_nonfinite = skip_nonfinite
         self._ledger = Ledger()
 
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether a step with inf or nan is skipped."""
+        return self._skip_nonfinite
+
+    @skip_nonfinite.setter
+    def skip_nonfinite(self, value: bool) -> None:
+        raise AttributeError(
+            "`skip_nonfinite` must be given to the constructor, because the "
+            f"steps are traced with it. Received: skip_nonfinite={value!r}"
+        )
+
     def build(self, variables: Sequence[Variable]) -> None:
+        """Makes the inner optimizer's variables; does nothing a second time."""
         if self.built:
             return
         if not self.inner_optimizer.built:
@@ -100,7 +113,7 @@ class SkippingStep(LossScaleVariables):
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable] | None = None,
-        found_inf: Tensor = False,
+        found_inf: Tensor | None = None,
     ) -> None:
         """Makes a step with gradients that are not scaled (any more).
 
@@ -110,7 +123,8 @@ class SkippingStep(LossScaleVariables):
                 the optimizer was built with.
             found_inf: Scalar bool tensor: what `unscale` returned, since a
                 clipped inf is finite. The gradients are checked again in any
-                case, since a clipped number can be nan.
+                case, since a clipped number can be nan. Defaults to that check
+                alone.
 
         Raises:
             ValueError: If gradients and variables do not match, or every
@@ -144,6 +158,12 @@ class SkippingStep(LossScaleVariables):
                 "gradient updates its variable. Received: "
                 f"{len(gradients)} gradients for {len(variables)} variables"
             )
+        if any(isinstance(g, tuple) for g in gradients):
+            raise ValueError(
+                "`grads` must be gradients only, because the variables are an "
+                "argument of their own; for pairs call `apply_gradients`. "
+                "Received: (gradient, variable) pairs"
+            )
         # Here and not in the inner optimizer, where it would be raised from
         # within a branch of the graph.
         gradient_lists.check_any_exists(gradients)
@@ -160,12 +180,12 @@ class SkippingStep(LossScaleVariables):
         return unscaled, distribution.on_any_replica(found_inf)
 
     def _also_found(
-        self, found_inf: Tensor, gradients: Sequence[Gradient]
+        self, found_inf: Tensor | None, gradients: Sequence[Gradient]
     ) -> Tensor:
         found_now = gradient_lists.found_inf(gradients)
-        return distribution.on_any_replica(
-            ops.logical_or(ops.cast(found_inf, "bool"), found_now)
-        )
+        if found_inf is not None:
+            found_now = ops.logical_or(ops.cast(found_inf, "bool"), found_now)
+        return distribution.on_any_replica(found_now)
 
     def _step(
         self,

@@ -39,7 +39,8 @@ def wrap(
         TypeError: If `optimizer` or `preset` is of another type.
         ValueError: If options are given for an optimizer that is wrapped
             already, if a preset is not known, if a `loss_scale_factor` is set
-            and a dynamic scale asked for, or if an option is out of range.
+            and a dynamic scale asked for, if a preset is given with
+            `dynamic=False`, or if an option is unknown or out of range.
 
     Example:
 
@@ -59,6 +60,12 @@ def wrap(
                 f"preset={preset!r}, options={options}"
             )
         return optimizer
+    if preset is not None and options.get("dynamic") is False:
+        raise ValueError(
+            "`preset` and `dynamic=False` must not be given together, because "
+            "a preset says how the scale moves; give `initial_scale` with "
+            f"`dynamic=False`. Received: preset={preset!r}"
+        )
     chosen = {**_rule_options(preset), **_renamed(options)}
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _converted(optimizer, chosen, "initial_scale" in options)
@@ -68,6 +75,12 @@ def wrap(
 def _optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     """Returns the optimizer that a name or a config stands for."""
     if isinstance(optimizer, dict):
+        if "class_name" not in optimizer:
+            raise ValueError(
+                "A config must have a 'class_name', because it says which "
+                "optimizer it is of; `keras.optimizers.serialize` writes one. "
+                f"Received: optimizer={optimizer!r}"
+            )
         # Also Keras's own and those of tf.keras: this class reads them all.
         if optimizer["class_name"].startswith("LossScaleOptimizer"):
             return LossScaleOptimizer.from_config(optimizer["config"])
