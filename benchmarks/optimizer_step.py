@@ -36,6 +36,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(1e-3),
     "adamw": lambda: keras.optimizers.AdamW(1e-3),
+    "adam_clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0),
 }
 
 WRAPPERS = {

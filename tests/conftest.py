@@ -8,6 +8,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+# Before TensorFlow starts: four devices to be replicas on, of one processor.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 4,
+)
+
 
 @pytest.fixture(autouse=True)
 def _global_state():

@@ -26,7 +26,12 @@ KNOW_TENSORFLOW = (
     "optimizers/distribution.py",
     "optimizers/gradients.py",
     "optimizers/ledger.py",
+    "optimizers/local_variables.py",
+    "optimizers/replica_step.py",
+    "optimizers/tensorflow_internals.py",
+    "optimizers/traced_apart.py",
     "optimizers/tracing.py",
+    "optimizers/variable_view.py",
     "cli/memory.py",
 )
 

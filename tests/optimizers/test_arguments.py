@@ -32,6 +32,9 @@ def sgd():
         ({"dynamic": 1}, "must be True or False"),
         ({"dynamic": None}, "must be True or False"),
         ({"skip_nonfinite": "no"}, "must be True or False"),
+        ({"jit_compile": "yes"}, "must be True, False or 'auto'"),
+        ({"jit_compile": 1}, "must be True, False or 'auto'"),
+        ({"all_reduce_dtype": "float64"}, "must be None, 'float32'"),
         (
             {"growth_interval": 3, "dynamic_growth_steps": 4},
             "must agree",
@@ -71,13 +74,14 @@ def test_two_names_for_one_number():
         lambda: mp.wrap("sgd", preset="megatron", skip_nonfinite=False),
         lambda: mp.wrap("sgd", preset="fairseq", tolerance=0.5, name="mine"),
         lambda: mp.wrap("sgd", dynamic=False, initial_scale=1024.0),
+        lambda: mp.wrap("sgd", jit_compile=False, all_reduce_dtype="float16"),
         lambda: mp.wrap(
             keras.optimizers.SGD(
                 keras.optimizers.schedules.CosineDecay(0.1, 100)
             )
         ),
     ],
-    ids=["adam", "megatron", "fairseq", "static", "schedule"],
+    ids=["adam", "megatron", "fairseq", "static", "options", "schedule"],
 )
 def test_config_round_trip(make):
     optimizer = make()
@@ -166,7 +170,11 @@ def test_numbers_set_live_take_effect_without_retracing():
         ("growth_factor", 1.0, "must be above 1"),
         ("growth_interval", True, "must be a number"),
         ("min_scale", 2.0**25, "must lie between `min_scale`"),
-        ("max_scale", 0.5, "must lie between `min_scale`"),
+        ("max_scale", 0.5, "must not pass 1 after"),
+        ("min_scale", 0.5, "must not pass 1 after"),
+        ("max_scale", 2.0**127, r"must not pass 2\*\*126 after"),
+        ("jit_compile", True, "must be given to the constructor"),
+        ("all_reduce_dtype", "float16", "must be given to the constructor"),
         ("max_scale", np.nan, "must be finite"),
         ("skip_nonfinite", False, "must be given to the constructor"),
         ("initial_scale", 8.0, "must be given to the constructor"),

@@ -27,7 +27,12 @@ def slices(values, indices, rows=1000, dtype="float32"):
 
 def unscale(gradients, scale=4.0, variables=None):
     variables = variables or [None] * len(gradients)
-    return gradient_lists.unscale(gradients, variables, tf.constant(scale))
+    return (
+        gradient_lists.unscaled(
+            gradients, variables, tf.constant(scale), by_reciprocal=True
+        ),
+        gradient_lists.found_inf(gradients),
+    )
 
 
 @CALLS

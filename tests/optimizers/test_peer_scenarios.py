@@ -8,6 +8,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import strategies
 import tensorflow as tf
 from reference import ReferenceLossScale
 
@@ -63,6 +64,22 @@ class TestTfKeras:
         scaled_step(optimizer, variable, [bad, 2.0])
         assert variable.numpy().tolist() == [-1.0, 0.0]
         assert float(optimizer.loss_scale) == 2.0
+
+    @pytest.mark.parametrize("bad_replica", [0, 1])
+    def test_nan_on_one_replica_only(self, bad_replica):
+        strategy = strategies.make("mirrored_2")
+        with strategy.scope():
+            optimizer, variable = make(
+                [1.0, 2.0], initial_scale=2.0, growth_interval=1
+            )
+        gradients = [[1.0, 1.0], [1.0, 1.0]]
+        gradients[bad_replica] = [np.nan, 1.0]
+        strategy.run(
+            lambda gradient: optimizer.apply([gradient], [variable]),
+            args=(strategies.per_replica(strategy, gradients),),
+        )
+        assert strategies.one_value(strategy, variable).tolist() == [1.0, 2.0]
+        assert strategies.one_value(strategy, optimizer.loss_scale) == 1.0
 
     def test_momentum_slots(self):
         optimizer, variable = make(

@@ -10,6 +10,8 @@ import numpy as np
 # hardware may flush it to 0, above the largest it becomes inf.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)  # 2**-126
 LARGEST_SCALE = float(np.finfo(np.float32).max)  # just below 2**128
+# Above it the reciprocal is below the smallest normal number.
+LARGEST_WITH_RECIPROCAL = 2.0**126
 
 
 def check_number(name: str, value: Any) -> None:

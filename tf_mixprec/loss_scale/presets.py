@@ -1,10 +1,10 @@
 """The loss-scale rules of other frameworks, with their own defaults.
 
 Each preset moves the scale as the named framework does, step for step. Where a
-framework has no floor or no ceiling, the preset has the last power of two that
-float32 holds as a normal number; where it stops the run at its floor, the
-preset holds the floor and counts the skipped steps (stopping is a callback's
-job).
+framework has no floor or no ceiling, the preset has 2**-126 or 2**126, the last
+powers of two that float32 holds together with their reciprocals; where it stops
+the run at its floor, the preset holds the floor and counts the skipped steps
+(stopping is a callback's job).
 
 Use one by name, `mp.wrap(optimizer, preset="megatron")`, and override what you
 want: `mp.wrap(optimizer, preset="megatron", initial_scale=2.0**16)`.
@@ -26,8 +26,8 @@ Attributes:
 
 from tf_mixprec.loss_scale.rule import DynamicLossScale
 
-_NO_FLOOR = 2.0**-126  # the smallest normal float32 number
-_NO_CEILING = 2.0**127  # the largest power of two in float32
+_NO_FLOOR = 2.0**-126
+_NO_CEILING = 2.0**126
 
 apex = DynamicLossScale(
     initial_scale=2.0**16, min_scale=_NO_FLOOR, max_scale=2.0**24

@@ -2,5 +2,6 @@
 
 from tf_mixprec.numerics.casting import widened
 from tf_mixprec.numerics.finite import found_inf
+from tf_mixprec.numerics.finite import found_inf_by_sums
 
-__all__ = ["found_inf", "widened"]
+__all__ = ["found_inf", "found_inf_by_sums", "widened"]

@@ -10,6 +10,7 @@ import keras
 from tf_mixprec.loss_scale import DynamicLossScale
 from tf_mixprec.loss_scale import LossScaleRule
 from tf_mixprec.loss_scale import StaticLossScale
+from tf_mixprec.optimizers.step_options import StepOptions
 
 # Keras once wrote these into the config of its own wrapper, so they are
 # accepted with their default values and refused with any other.
@@ -27,6 +28,8 @@ _BASE_DEFAULTS = {
 
 # What optimizers of tf.keras have in their configs and those of Keras 3 refuse.
 _TF_KERAS_ONLY = ("is_legacy_optimizer", "jit_compile")
+
+_OPTIONS = [field.name for field in dataclasses.fields(StepOptions)]
 
 _RULE_DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(DynamicLossScale)
@@ -84,7 +87,7 @@ def _advice(unknown: list[str]) -> str:
     """Returns what to do about arguments that do not exist."""
     if "preset" in unknown:
         return "`preset` is an argument of `mp.wrap`."
-    known = [*_RULE_DEFAULTS, "dynamic", "skip_nonfinite", "name"]
+    known = [*_RULE_DEFAULTS, *_OPTIONS, "dynamic", "name"]
     similar = [
         match
         for name in unknown

@@ -1,5 +1,7 @@
 """Unscales and judges lists of gradients; only here are they sparse."""
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,39 +15,41 @@ from tf_mixprec._typing import Variable
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
+# Elements of a tensor from which on its arithmetic, and no longer the start of
+# each operation, is what takes the time. See `benchmarks/optimizer_step.py`.
+LARGE_ELEMENTS = 2**15
 
-def unscale(
+
+def unscaled(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
     loss_scale: Tensor,
-) -> tuple[list[Gradient], Tensor]:
-    """Returns the gradients divided by the loss scale, and `found_inf`.
+    *,
+    by_reciprocal: bool,
+) -> list[Gradient]:
+    """Returns the gradients divided by the loss scale.
 
     Args:
         gradients: Gradients of the scaled loss: dense, sparse or `None`.
         variables: The variable of each. One that is overwritten with its
             gradient (a float8 scale) has a gradient that is no gradient, so
-            it is judged but not divided.
+            it is not divided.
         loss_scale: Scalar float32 tensor, dimensionless.
+        by_reciprocal: Whether float32 holds the scale's reciprocal. For a power
+            of two the product is the quotient, and it takes half the time.
 
     Returns:
         The gradients in at least float32, since half precision could not hold
-        them once divided; and a scalar bool tensor, true if one was inf or nan
-        before or after.
+        them once divided.
     """
-    unscaled: list[Gradient] = []
-    judged: list[Tensor] = []
-    for gradient, variable in zip(gradients, variables, strict=True):
-        if gradient is None:
-            unscaled.append(None)
-            continue
-        scale = 1.0 if is_overwritten(variable) else loss_scale
-        unscaled.append(_divided(gradient, scale))
-        if is_sparse(gradient):
-            judged.append(_divided(_row_values(gradient), scale))
-        else:
-            judged.append(unscaled[-1])
-    return unscaled, numerics.found_inf(judged)
+    if by_reciprocal:
+        factor, combine = 1.0 / loss_scale, keras.ops.multiply
+    else:
+        factor, combine = loss_scale, keras.ops.divide
+    return [
+        g if g is None or is_overwritten(v) else _combined(g, factor, combine)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
 def found_inf(gradients: Sequence[Gradient]) -> Tensor:
@@ -54,9 +58,103 @@ def found_inf(gradients: Sequence[Gradient]) -> Tensor:
     A sparse gradient is judged by what would be added to each row: two finite
     float16 slices of one row can overflow together.
     """
-    return numerics.found_inf(
-        [_row_values(g) for g in gradients if g is not None]
+    tensors = [_row_values(g) for g in gradients if g is not None]
+    if elements_per_tensor(tensors) < LARGE_ELEMENTS or sees_gpu():
+        return numerics.found_inf(tensors)
+    return numerics.found_inf_by_sums(tensors)
+
+
+def found_inf_and_norm(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    loss_scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns `found_inf` and the global norm of the unscaled gradients.
+
+    One pass over the scaled gradients serves both: their squares are summed as
+    Keras sums them, and a power of two drops out exactly. Where such a sum is
+    not finite, and only then, they are looked at one by one.
+
+    Args:
+        gradients: Dense gradients of the scaled loss, or `None`.
+        variables: The variable of each.
+        loss_scale: Scalar float32 tensor, dimensionless.
+
+    Returns:
+        A scalar bool and a scalar float32 tensor. Gradients whose norm float32
+        does not hold count as inf.
+    """
+    kept = [
+        (g, v)
+        for g, v in zip(gradients, variables, strict=True)
+        if g is not None
+    ]
+    normed = [numerics.widened(g) for g, v in kept if not is_overwritten(v)]
+    overwritten = [g for g, v in kept if is_overwritten(v)]
+    # `l2_loss` is half the sum of squares, without storing the squares.
+    norm = tf.sqrt(tf.reduce_sum([2.0 * tf.nn.l2_loss(g) for g in normed]))
+
+    def looked_at() -> tuple[Tensor, Tensor]:
+        exact = tf.linalg.global_norm([g / loss_scale for g in normed])
+        found = numerics.found_inf([*normed, *overwritten, exact])
+        return found, exact
+
+    return tf.cond(
+        numerics.found_inf([norm, *overwritten]),
+        looked_at,
+        lambda: (tf.constant(False), norm / loss_scale),
     )
+
+
+def elements_per_tensor(tensors: Sequence[Gradient]) -> float:
+    """Returns the average number of elements, 0 where one is not known."""
+    present = [t for t in tensors if t is not None]
+    counts = [c for c in map(_element_count, present) if c is not None]
+    if not present or len(counts) < len(present):
+        return 0.0
+    return sum(counts) / len(counts)
+
+
+def _element_count(tensor: Any) -> int | None:
+    """Returns the number of elements, or `None` where it is not static."""
+    shape = getattr(tensor, "shape", ())  # a Python number has none
+    if getattr(shape, "rank", 0) is None or None in tuple(shape):
+        return None
+    return math.prod(shape)
+
+
+def signature(gradients: Sequence[Gradient]) -> tuple[Any, ...]:
+    """Returns what the trace of a function of gradients depends on."""
+    return tuple(
+        None if g is None else (is_sparse(g), tuple(g.shape), g.dtype)
+        for g in gradients
+    )
+
+
+def cast(gradient: Gradient, dtype: Any) -> Gradient:
+    """Returns a dense or sparse gradient in another dtype."""
+    return tf.cast(gradient, dtype)
+
+
+def check_match(
+    gradients: Sequence[Gradient], variables: Sequence[Variable]
+) -> None:
+    """Raises unless there is a gradient, and a variable for each."""
+    if any(isinstance(gradient, tuple) for gradient in gradients):
+        raise ValueError(
+            "`grads` must be gradients only, because the variables are an "
+            "argument of their own; for pairs call `apply_gradients`. "
+            "Received: (gradient, variable) pairs"
+        )
+    if len(gradients) != len(variables):
+        raise ValueError(
+            "Gradients and variables must match one to one, because each "
+            "gradient updates its variable. Received: "
+            f"{len(gradients)} gradients for {len(variables)} variables"
+        )
+    # Here and not in the inner optimizer, where it would be raised from within
+    # a branch of the graph.
+    check_any_exists(gradients)
 
 
 def check_any_exists(gradients: Sequence[Gradient]) -> None:
@@ -70,6 +168,13 @@ def is_overwritten(variable: Variable) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
+def are_plain(gradients: Sequence[Gradient]) -> bool:
+    """Returns whether all gradients are dense and of at most float32."""
+    return not any(
+        is_sparse(g) or (g is not None and g.dtype.size > 4) for g in gradients
+    )
+
+
 def is_sparse(gradient: Any) -> bool:
     """Returns whether the gradient is a `tf.IndexedSlices`."""
     return keras.backend.backend() == "tensorflow" and isinstance(
@@ -77,16 +182,26 @@ def is_sparse(gradient: Any) -> bool:
     )
 
 
-def _divided(gradient: Gradient, scale: Tensor | float) -> Gradient:
+def _combined(
+    gradient: Gradient,
+    factor: Tensor,
+    combine: Callable[[Tensor, Tensor], Tensor],
+) -> Gradient:
     if is_sparse(gradient):
         return tf.IndexedSlices(
-            _divided(gradient.values, scale),
+            _combined(gradient.values, factor, combine),
             gradient.indices,
             gradient.dense_shape,
         )
-    if isinstance(scale, float) and scale == 1.0:
-        return gradient
-    return keras.ops.divide(numerics.widened(gradient), scale)
+    return combine(numerics.widened(gradient), factor)
+
+
+def sees_gpu() -> bool:
+    """Returns whether branches are dear and every reduction is fast."""
+    # A branch waits for its predicate to come to the host, every step.
+    return keras.backend.backend() == "tensorflow" and bool(
+        tf.config.list_physical_devices("GPU")
+    )
 
 
 def _row_values(gradient: Gradient) -> Tensor:

@@ -62,7 +62,7 @@ class Ledger:
     def note_scaled_loss(self) -> None:
         """Notes that the loss has been multiplied by the loss scale."""
         self._loss_was_scaled = True
-        self.forget_unscaled()
+        self.take_unscaled()
 
     def warn_if_loss_was_not_scaled(self) -> None:
         """Warns, once, where gradients come from a loss that was not scaled."""
@@ -97,9 +97,13 @@ class Ledger:
             _current_graph(),
         )
 
-    def forget_unscaled(self) -> None:
-        """Notes that the unscaled gradients have been used."""
-        self._unscaling.pop(threading.get_ident(), None)
+    def take_unscaled(self) -> bool:
+        """Notes that unscaled gradients have been used, if there are any.
+
+        Returns:
+            Whether there were.
+        """
+        return self._unscaling.pop(threading.get_ident(), None) is not None
 
     def found_inf_if_unscaled(
         self, gradients: Sequence[Gradient]

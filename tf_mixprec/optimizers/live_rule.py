@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_mixprec._typing import Variable
 from tf_mixprec.loss_scale import DynamicLossScale
 from tf_mixprec.loss_scale.checks import check_scale
 
@@ -42,6 +43,11 @@ class LiveRule:
             )
             for name, number_type in LIVE_FIELDS.items()
         }
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The numbers on the device."""
+        return list(self._variables.values())
 
     def read(self) -> Any:
         """Returns a rule for `next_state`, with scalar tensors as numbers."""

@@ -1,5 +1,6 @@
 """The optimizer wrapper that scales the loss and skips non-finite steps."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.optimizers import arguments
+from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers.step import SkippingStep
+from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
 
 
@@ -68,6 +71,16 @@ class LossScaleOptimizer(SkippingStep):
         skip_nonfinite: Bool: false to apply a gradient that is inf or nan as
             a bare optimizer would; the scale still backs off. Defaults to
             true.
+        jit_compile: Bool or `"auto"`: whether XLA compiles the update, with
+            writes that are masked instead of a branch. `"auto"` does for dense
+            gradients of 32,768 elements and more on average, which that makes
+            faster; not in eager code, nor where the inner optimizer itself
+            has branches (accumulation, `ema_overwrite_frequency`). Defaults to
+            `"auto"`.
+        all_reduce_dtype: `"float32"`, `"float16"` or `"bfloat16"`: the dtype
+            in which gradients travel between replicas. Half the bytes in 16
+            bits; a sum that overflows there skips the step. Defaults to the
+            gradients' own.
         name: String. Defaults to a unique name.
         **kwargs: None. Keras's settings of an update (`clipnorm`, ...) are
             refused with a message that says to set them on the inner
@@ -127,12 +140,13 @@ class LossScaleOptimizer(SkippingStep):
         tolerance: float = 0.0,
         dynamic: bool = True,
         skip_nonfinite: bool = True,
+        jit_compile: bool | str = "auto",
+        all_reduce_dtype: str | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
         arguments.check_keywords(kwargs)
         arguments.check_inner_optimizer(inner_optimizer)
-        arguments.check_is_bool("skip_nonfinite", skip_nonfinite)
         rule = arguments.make_rule(
             dynamic,
             dynamic_growth_steps,
@@ -147,7 +161,12 @@ class LossScaleOptimizer(SkippingStep):
             hysteresis_refill=hysteresis_refill,
             tolerance=tolerance,
         )
-        super().__init__(inner_optimizer, rule, skip_nonfinite, name)
+        options = StepOptions(
+            skip_nonfinite=skip_nonfinite,
+            jit_compile=jit_compile,
+            all_reduce_dtype=all_reduce_dtype,
+        )
+        super().__init__(inner_optimizer, rule, options, name)
         self._drop_inner_loss_scale()
 
     def _drop_inner_loss_scale(self) -> None:
@@ -183,7 +202,8 @@ class LossScaleOptimizer(SkippingStep):
     ) -> tuple[list[Gradient], Tensor]:
         """Divides gradients by the loss scale, to look at them or change them.
 
-        Hand both results to `apply_unscaled`.
+        On several replicas they are summed first, once and for all. Hand both
+        results to `apply_unscaled`.
 
         Args:
             gradients: Gradients of the scaled loss: dense tensors,
@@ -253,7 +273,7 @@ class LossScaleOptimizer(SkippingStep):
             ),
             **config,
             "dynamic": self.dynamic,
-            "skip_nonfinite": self.skip_nonfinite,
+            **dataclasses.asdict(self._options),
         }
 
     @classmethod
@@ -293,7 +313,10 @@ class LossScaleOptimizer(SkippingStep):
         gradients = list(gradients)
         if variables is None:
             variables = self._variables_in_order(gradients)
-        unscaled, found_inf = self._unscaled(gradients, variables)
+        distribution.check_replica_context()
+        gradients_of_all = distribution.summed(gradients, self.all_reduce_dtype)
+        found_inf = self._found_inf(gradients_of_all, variables)
+        unscaled = self._unscaled(gradients_of_all, variables)
         self._ledger.note_unscaled(
             gradients, unscaled, found_inf, by_guide=by_guide
         )

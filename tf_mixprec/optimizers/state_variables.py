@@ -14,6 +14,7 @@ from tf_mixprec.loss_scale import DynamicLossScale
 from tf_mixprec.loss_scale import LossScaleRule
 from tf_mixprec.loss_scale import LossScaleState
 from tf_mixprec.loss_scale import StaticLossScale
+from tf_mixprec.loss_scale.checks import LARGEST_WITH_RECIPROCAL
 from tf_mixprec.loss_scale.checks import check_number
 from tf_mixprec.loss_scale.checks import check_scale
 from tf_mixprec.optimizers.delegation import TransparentWrapper
@@ -54,6 +55,10 @@ class LossScaleVariables(TransparentWrapper):
         self, inner_optimizer: Any, rule: LossScaleRule, name: str | None
     ):
         super().__init__(inner_optimizer, name)
+        # What the trace of a step takes for granted.
+        lowest, highest = _range(rule)
+        self._scale_stays_above_one = lowest >= 1.0
+        self._has_reciprocal = highest <= LARGEST_WITH_RECIPROCAL
         self._rule = (
             LiveRule(rule) if isinstance(rule, DynamicLossScale) else rule
         )
@@ -88,6 +93,11 @@ class LossScaleVariables(TransparentWrapper):
         """Returns the rule for `next_state`, with numbers that can change."""
         rule = self._rule
         return rule.read() if isinstance(rule, LiveRule) else rule
+
+    def _rule_variables(self) -> list[Variable]:
+        """Returns the variables that hold the rule's numbers."""
+        rule = self._rule
+        return rule.variables if isinstance(rule, LiveRule) else []
 
     @property
     def dynamic(self) -> bool:
@@ -129,10 +139,26 @@ class LossScaleVariables(TransparentWrapper):
                 "the current scale; of a dynamic scale these can be set: "
                 f"{', '.join(LIVE_FIELDS)}. Received: {name}={value!r}"
             )
+        self._check_traced_range(name, value)
         rule.change(name, value)
         if name in ("min_scale", "max_scale"):
             self.loss_scale.assign(
                 ops.clip(self.loss_scale, self.min_scale, self.max_scale)
+            )
+
+    def _check_traced_range(self, name: str, value: Any) -> None:
+        """Raises for a scale that the traced steps are not made for."""
+        if name not in ("loss_scale", "min_scale", "max_scale"):
+            return
+        check_scale(name, value)
+        below = self._scale_stays_above_one and value < 1.0
+        above = self._has_reciprocal and value > LARGEST_WITH_RECIPROCAL
+        if below or above:
+            raise ValueError(
+                f"`{name}` must not pass {'1' if below else '2**126'} after "
+                "the optimizer is made, because steps for such a scale are "
+                "traced differently; give the bound to the constructor. "
+                f"Received: {name}={value!r}"
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -154,6 +180,7 @@ class LossScaleVariables(TransparentWrapper):
                     f"min_scale={self.min_scale!r}, "
                     f"max_scale={self.max_scale!r}"
                 )
+            self._check_traced_range(name, value)
         elif name != "found_inf":
             check_number(name, value)
         getattr(self, name).assign(value)
@@ -205,6 +232,12 @@ class LossScaleVariables(TransparentWrapper):
                     f"Received: shape={tuple(weight.shape)}"
                 )
             variable.assign(weight)
+
+
+def _range(rule: LossScaleRule) -> tuple[float, float]:
+    """Returns the least and the greatest loss scale under a rule."""
+    start = rule.initial_scale
+    return getattr(rule, "min_scale", start), getattr(rule, "max_scale", start)
 
 
 def _constant(value: bool | float) -> Callable[..., Tensor]:
