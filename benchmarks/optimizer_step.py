@@ -1,19 +1,26 @@
 """What loss scaling costs: one optimizer step, wrapped and bare.
 
-    python benchmarks/optimizer_step.py            # the whole table
-    python benchmarks/optimizer_step.py --sizes small --optimizers adam
+    python benchmarks/optimizer_step.py          # all tables, 15 minutes
+    python benchmarks/optimizer_step.py --tables steps --sizes large
 
-Prints, for each number and size of variables and each optimizer, in graph mode
-and under XLA, the time of one step with our wrapper and with Keras's own, as
-ratios to the bare optimizer in the same mode. Everything in one group is timed
-in turn within one run. A ratio below 1 is faster than the bare optimizer.
+Four tables, each of ratios within one interleaved run:
+
+steps    our wrapper and Keras's own, to the bare optimizer in the same mode
+skips    a step with a NaN, to a step without
+clips    with `global_clipnorm`, to without
+growth   to the bare optimizer, from 10 to 1000 variables of 1000 elements, and
+         from 1 to 100 million parameters in 20 variables
+
+A ratio below 1 is faster.
 """
 
 import argparse
 import dataclasses
 import json
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,6 +31,8 @@ from timing import machine
 
 import tf_mixprec as mp
 
+Optimizer = keras.optimizers.Optimizer
+
 # Number of variables, and elements of each (float32).
 SIZES = {
     "small": (200, 1_000),
@@ -31,15 +40,25 @@ SIZES = {
     "large": (8, 5_000_000),
 }
 
-OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
-    "sgd": lambda: keras.optimizers.SGD(1e-3),
-    "momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(1e-3),
-    "adamw": lambda: keras.optimizers.AdamW(1e-3),
-    "adam_clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0),
+GROWTH = [
+    (10, 1_000),
+    (100, 1_000),
+    (1000, 1_000),
+    (20, 50_000),
+    (20, 500_000),
+    (20, 5_000_000),
+]
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": lambda **settings: keras.optimizers.SGD(1e-3, **settings),
+    "momentum": lambda **settings: keras.optimizers.SGD(
+        1e-3, momentum=0.9, **settings
+    ),
+    "adam": lambda **settings: keras.optimizers.Adam(1e-3, **settings),
+    "adamw": lambda **settings: keras.optimizers.AdamW(1e-3, **settings),
 }
 
-WRAPPERS = {
+WRAPPERS: dict[str, Callable[[Optimizer], Optimizer]] = {
     "bare": lambda optimizer: optimizer,
     "keras": keras.optimizers.LossScaleOptimizer,
     "ours": mp.wrap,
@@ -47,24 +66,35 @@ WRAPPERS = {
 
 MODES = {"graph": False, "xla": True}
 
+Row = tuple[dict[str, Any], Ratio]
+
 
 def make_step(
-    optimizer: keras.optimizers.Optimizer,
-    count: int,
-    size: int,
-    jit_compile: bool,
+    optimizer: Optimizer,
+    size: tuple[int, int],
+    mode: str,
+    nan: bool = False,
 ) -> Callable[[], object]:
-    """Returns a step on variables of its own, with constant gradients."""
-    generator = np.random.default_rng(0)
-    values = generator.normal(size=size).astype("float32")
+    """Returns a step on variables of its own, with constant gradients.
+
+    Args:
+        optimizer: The optimizer, wrapped or bare.
+        size: Number of variables, and elements of each.
+        mode: "graph" or "xla".
+        nan: Whether one gradient has a NaN.
+    """
+    count, elements = size
+    values = np.random.default_rng(0).normal(size=elements).astype("float32")
     variables = [keras.Variable(values) for _ in range(count)]
     # Variables and not arguments: passing hundreds of arguments takes longer
     # than the step.
     gradients = [tf.Variable(values, trainable=False) for _ in range(count)]
+    if nan:
+        gradients[-1].assign(tf.fill([elements], np.float32(np.nan)))
     optimizer.build(variables)
     optimizer.scale_loss(1.0)
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=MODES[mode])
     def step():
         optimizer.apply([g.read_value() for g in gradients], variables)
         return optimizer.iterations + 0
@@ -72,64 +102,141 @@ def make_step(
     return lambda: step().numpy()
 
 
-def measure(
-    size: str, optimizer: str, modes: Sequence[str], rounds: int
-) -> dict[str, dict[str, Ratio]]:
-    """Returns, by mode and wrapper, the ratio to the bare optimizer."""
-    times = interleaved(
-        {
-            (mode, wrapper): make_step(
-                wrap(OPTIMIZERS[optimizer]()), *SIZES[size], MODES[mode]
+def steps(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of wrapped steps against bare ones."""
+    for size in arguments.sizes:
+        for name in arguments.optimizers:
+            times = interleaved(
+                {
+                    (mode, wrapper): make_step(
+                        wrap(OPTIMIZERS[name]()), SIZES[size], mode
+                    )
+                    for mode in arguments.modes
+                    for wrapper, wrap in WRAPPERS.items()
+                },
+                arguments.rounds,
             )
-            for mode in modes
-            for wrapper, wrap in WRAPPERS.items()
-        },
-        rounds,
-    )
-    return {
-        mode: {
-            wrapper: Ratio.of(times[mode, wrapper], times[mode, "bare"])
-            for wrapper in WRAPPERS
-        }
-        for mode in modes
-    }
+            for mode, wrapper in times:
+                yield (
+                    {
+                        "size": SIZES[size],
+                        "optimizer": name,
+                        "mode": mode,
+                        "wrapper": wrapper,
+                    },
+                    Ratio.of(times[mode, wrapper], times[mode, "bare"]),
+                )
+
+
+def skips(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of skipped steps against finite ones."""
+    for size in arguments.sizes:
+        times = interleaved(
+            {
+                (mode, nan): make_step(
+                    mp.wrap(OPTIMIZERS["adam"]()), SIZES[size], mode, nan
+                )
+                for mode in arguments.modes
+                for nan in (False, True)
+            },
+            arguments.rounds,
+        )
+        for mode in arguments.modes:
+            yield (
+                {"size": SIZES[size], "optimizer": "adam", "mode": mode},
+                Ratio.of(times[mode, True], times[mode, False]),
+            )
+
+
+def clips(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of steps with clipping against those without."""
+    for size in arguments.sizes:
+        times = interleaved(
+            {
+                (mode, wrapper, clip): make_step(
+                    WRAPPERS[wrapper](OPTIMIZERS["adam"](global_clipnorm=clip)),
+                    SIZES[size],
+                    mode,
+                )
+                for mode in arguments.modes
+                for wrapper in WRAPPERS
+                for clip in (None, 1.0)
+            },
+            arguments.rounds,
+        )
+        for mode in arguments.modes:
+            for wrapper in WRAPPERS:
+                yield (
+                    {
+                        "size": SIZES[size],
+                        "optimizer": "adam",
+                        "mode": mode,
+                        "wrapper": wrapper,
+                    },
+                    Ratio.of(
+                        times[mode, wrapper, 1.0], times[mode, wrapper, None]
+                    ),
+                )
+
+
+def growth(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of wrapped steps in graph mode, from few to many."""
+    for size in GROWTH:
+        times = interleaved(
+            {
+                wrapper: make_step(wrap(OPTIMIZERS["adam"]()), size, "graph")
+                for wrapper, wrap in WRAPPERS.items()
+            },
+            arguments.rounds,
+        )
+        for wrapper in WRAPPERS:
+            yield (
+                {
+                    "size": size,
+                    "optimizer": "adam",
+                    "mode": "graph",
+                    "wrapper": wrapper,
+                },
+                Ratio.of(times[wrapper], times["bare"]),
+            )
+
+
+TABLES = {"steps": steps, "skips": skips, "clips": clips, "growth": growth}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
-    parser.add_argument(
-        "--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS
-    )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    for name, choices in (
+        ("tables", TABLES),
+        ("sizes", SIZES),
+        ("optimizers", OPTIMIZERS),
+        ("modes", MODES),
+    ):
+        parser.add_argument(
+            f"--{name}", nargs="+", choices=choices, default=list(choices)
+        )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", metavar="FILE", help="also write the figures")
     arguments = parser.parse_args(argv)
-    modes = list(arguments.modes)
 
-    for name, value in machine().items():
-        print(f"{name + ':':<12}{value}")
-    print("median (min-max) of the ratios to the bare optimizer, median time\n")
+    for key, value in machine().items():
+        print(f"{key + ':':<12}{value}")
     figures = []
-    for size in arguments.sizes:
-        count, elements = SIZES[size]
-        for optimizer in arguments.optimizers:
-            group = measure(size, optimizer, modes, arguments.rounds)
-            for mode, ratios in group.items():
-                print(f"{count} x {elements:,}  {optimizer:<9}{mode:<6}")
-                for wrapper, ratio in ratios.items():
-                    print(f"    {wrapper:<6} {ratio}", flush=True)
-                    figures.append(
-                        {
-                            "variables": count,
-                            "elements": elements,
-                            "optimizer": optimizer,
-                            "mode": mode,
-                            "wrapper": wrapper,
-                            **dataclasses.asdict(ratio),
-                        }
-                    )
+    for table in arguments.tables:
+        print(f"\n{table}: median (min-max) of the ratios, and median time")
+        for labels, ratio in TABLES[table](arguments):
+            count, elements = labels["size"]
+            others = list(labels.values())[1:]
+            print(
+                f"{f'{count} x {elements:,}':<15}"
+                + "".join(f"{label:<9}" for label in others)
+                + f" {ratio}",
+                flush=True,
+            )
+            figures.append(
+                {"table": table, **labels, **dataclasses.asdict(ratio)}
+            )
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(

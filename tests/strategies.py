@@ -48,7 +48,10 @@ ALL = pytest.mark.parametrize(
     ["none", "one_device", "mirrored_1", "mirrored_2", "mirrored_4"],
 )
 SOME = pytest.mark.parametrize("strategy_name", ["one_device", "mirrored_2"])
-SEVERAL = pytest.mark.parametrize("strategy_name", ["mirrored_2", "mirrored_4"])
+SEVERAL = pytest.mark.parametrize(
+    "strategy_name",
+    ["mirrored_2", pytest.param("mirrored_4", marks=pytest.mark.slow)],
+)
 
 
 def make(name):

@@ -28,6 +28,7 @@ KNOW_TENSORFLOW = (
     "optimizers/ledger.py",
     "optimizers/local_variables.py",
     "optimizers/replica_step.py",
+    "optimizers/rounded_products.py",
     "optimizers/tensorflow_internals.py",
     "optimizers/traced_apart.py",
     "optimizers/tracing.py",

@@ -25,6 +25,7 @@ def run(*arguments, **environment):
     )
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_its_table_and_no_noise():
     program = shutil.which("tf-mixprec", path=os.path.dirname(sys.executable))
     result = run(program, "demo", "--quick", "--epochs", "1")

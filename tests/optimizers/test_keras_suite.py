@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_keras_suite(backend, tmp_path):
     pytest.importorskip(backend)

@@ -127,6 +127,7 @@ def test_one_bad_number_anywhere_skips_all(where, bad):
         )
 
 
+@pytest.mark.slow
 def test_a_thousand_variables():
     variables = [keras.Variable(np.ones(2, "float32")) for _ in range(1000)]
     optimizer = mp.wrap(keras.optimizers.SGD(1.0), initial_scale=8.0)

@@ -28,6 +28,19 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 
+# Optimizers of which the compiled update has the same bits: made of products,
+# sums, quotients and square roots by element. Others have powers, reciprocal
+# roots or norms, which XLA computes in another way or order.
+_EXACT = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Lion,
+    keras.optimizers.Nadam,
+)
+
+
 class Step(NamedTuple):
     """What there is to do in a step.
 
@@ -131,20 +144,10 @@ def take(
         traces: Steps traced earlier.
     """
     arguments = (step, gradients, variables)
-    if _compiles(step, gradients):
-        try:
-            judged = _judged(*arguments, found_inf, with_norm=True)
-            _take_apart(*arguments, *judged, traces, compiles=True)
-        except Exception:
-            if step.options.jit_compile is True:
-                raise
-            # An optimizer of the user's own that needs more of its variables
-            # than a view has: what follows works, or says why not.
-        else:
-            return
-    judged = _judged(*arguments, found_inf, with_norm=False)
-    if distribution.is_distributed():
-        _take_apart(*arguments, *judged, traces, compiles=False)
+    compiles = _compiles(step, gradients)
+    judged = _judged(*arguments, found_inf, with_norm=compiles)
+    if compiles or distribution.is_distributed():
+        _take_apart(*arguments, *judged, traces, compiles=compiles)
     else:
         step.in_a_branch(gradients, variables, judged[0])
 
@@ -155,6 +158,8 @@ def _compiles(step: Step, gradients: Sequence[Gradient]) -> bool:
         return bool(step.options.jit_compile)
     return (
         not tf.executing_eagerly()
+        and type(step.inner_optimizer) in _EXACT
+        and not step.inner_optimizer.clipnorm
         and not any(gradient_lists.is_sparse(g) for g in gradients)
         and not keras_internals.has_branches(step.inner_optimizer)
         and gradient_lists.elements_per_tensor(gradients)

@@ -12,6 +12,7 @@ import keras
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
+from tf_mixprec.optimizers import rounded_products
 from tf_mixprec.optimizers.local_variables import LocalVariables
 
 if keras.backend.backend() == "tensorflow":
@@ -59,7 +60,7 @@ class TracedApart:
         jit_compile: bool,
     ):
         structure = list(gradients)
-        write_counts = []
+        write_counts: list[int] = []
 
         def function(
             flat: Sequence[Tensor], found_inf: Tensor, norm: Tensor | None
@@ -76,16 +77,20 @@ class TracedApart:
                 write_counts.append(sum(v.write_count for v in views.values()))
 
         flat = _flat(structure)
-        traced = tf.function(function, autograph=False, jit_compile=jit_compile)
-        self._function = _in_thread(
-            lambda: traced.get_concrete_function(
-                [tf.TensorSpec(t.shape, t.dtype) for t in flat],
-                tf.TensorSpec((), tf.bool),
-                tf.TensorSpec((), tf.float32) if has_norm else None,
-            )
+        specs = (
+            [tf.TensorSpec(t.shape, t.dtype) for t in flat],
+            tf.TensorSpec((), tf.bool),
+            tf.TensorSpec((), tf.float32) if has_norm else None,
         )
+        self._function = _in_thread(lambda: _traced(function, *specs))
         if masks:
             _check_writes(self._function.graph.as_graph_def(), write_counts[-1])
+        self._zeros: list[Tensor] = []
+        if jit_compile:
+            self._zeros = rounded_products.zeros()
+            self._function = _in_thread(
+                lambda: _compiled(self._function, specs)
+            )
 
     def __call__(
         self,
@@ -94,7 +99,36 @@ class TracedApart:
         norm: Tensor | None,
     ) -> None:
         """Takes the step."""
-        self._function(_flat(gradients), found_inf, norm)
+        self._function(_flat(gradients), found_inf, norm, *self._zeros)
+
+
+def _traced(function: Callable[..., None], *specs: Any) -> Any:
+    """Returns the concrete function."""
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def _compiled(concrete: Any, specs: Sequence[Any]) -> Any:
+    """Returns a function that XLA compiles, with the bits of the other."""
+    graph = concrete.graph.as_graph_def()
+    names = [tensor.op.name for tensor in concrete.inputs]
+
+    def function(
+        flat: Sequence[Tensor],
+        found_inf: Tensor,
+        norm: Tensor | None,
+        *zeros: Tensor,
+    ) -> None:
+        here = tf.compat.v1.get_default_graph()
+        scalars = [found_inf] if norm is None else [found_inf, norm]
+        captured = [here.capture(t) for t in concrete.captured_inputs]
+        rounded_products.import_rounded(
+            graph, names, [*flat, *scalars, *captured], list(zeros)
+        )
+
+    zeros = [tf.TensorSpec((), z.dtype) for z in rounded_products.zeros()]
+    return tf.function(
+        function, autograph=False, jit_compile=True
+    ).get_concrete_function(*specs, *zeros)
 
 
 def _flat(gradients: Sequence[Gradient]) -> list[Tensor]:

@@ -18,9 +18,9 @@ class VariableView:
     A masked write stores the old value where the step is skipped:
 
     ```text
-    assign(new)      ->  assign(where(skips, old, new))
-    assign_add(x)    ->  assign_add(where(skips, -0.0, x))
-    assign_sub(x)    ->  assign_sub(where(skips, 0.0, x))
+    assign(new)    ->  assign(where(skips, old, new))
+    assign_add(x)  ->  assign(where(skips, old, old + x))
+    assign_sub(x)  ->  assign(where(skips, old, old - x))
     ```
 
     So there is no branch, which XLA would turn into a copy of every slot. It
@@ -67,19 +67,15 @@ class VariableView:
 
     def assign_add(self, delta: Any) -> "VariableView":
         """Adds to the value."""
-        # -0.0, since x + 0.0 is not x where x is -0.0.
-        return self._written(
-            self._variable.assign_add, self._masked(delta, neutral=-0.0)
-        )
+        return self.assign(self.read_value() + tf.cast(delta, self.dtype))
 
     def assign_sub(self, delta: Any) -> "VariableView":
         """Subtracts from the value."""
-        return self._written(
-            self._variable.assign_sub, self._masked(delta, neutral=0.0)
-        )
+        return self.assign(self.read_value() - tf.cast(delta, self.dtype))
 
     def scatter_add(self, slices: Any) -> "VariableView":
         """Adds to some rows."""
+        # -0.0, since x + 0.0 is not x where x is -0.0.
         return self._written(
             self._variable.scatter_add, self._masked_slices(slices, -0.0)
         )
@@ -101,14 +97,10 @@ class VariableView:
             tf.IndexedSlices(values, slices.indices, slices.dense_shape),
         )
 
-    def _masked(self, delta: Any, neutral: float) -> Tensor:
-        delta = tf.cast(delta, self.dtype)
-        if self._skips is None:
-            return delta
-        return tf.where(self._skips, tf.cast(neutral, self.dtype), delta)
-
     def _masked_slices(self, slices: Any, neutral: float) -> Any:
-        values = self._masked(slices.values, neutral)
+        values = tf.cast(slices.values, self.dtype)
+        if self._skips is not None:
+            values = tf.where(self._skips, tf.cast(neutral, self.dtype), values)
         return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
 
     def _written(
