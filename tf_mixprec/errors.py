@@ -7,3 +7,7 @@ class LossScaleWarning(UserWarning):
     Its own class, so that `warnings.filterwarnings("error",
     category=mp.LossScaleWarning)` turns exactly these into errors.
     """
+
+
+class ConversionWarning(UserWarning):
+    """A model was not converted as asked for, but as far as possible."""

@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Sequence
 
 from tf_mixprec._version import __version__
+from tf_mixprec.cli import convert
 from tf_mixprec.cli import demo
+from tf_mixprec.cli import devices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--version", action="version", version=f"%(prog)s {__version__}"
     )
     subcommands = parser.add_subparsers(metavar="command", required=True)
+    devices.add_parser(subcommands)
+    convert.add_parser(subcommands)
     demo.add_parser(subcommands)
     arguments = parser.parse_args(argv)
     return arguments.run(arguments)
