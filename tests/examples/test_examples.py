@@ -1,4 +1,4 @@
-"""Runs every example and the benchmark, small."""
+"""Runs every example and the benchmarks, small."""
 
 import importlib.util
 import json
@@ -44,5 +44,26 @@ def test_benchmark(monkeypatch, capsys, tmp_path):
     assert [f["table"] for f in figures] == (
         ["steps"] * 3 + ["skips"] + ["clips"] * 3 + ["growth"] * 3
     )
+    for figure in figures:
+        assert figure["minimum"] <= figure["median"] <= figure["maximum"]
+
+
+def test_benchmark_of_the_train_step(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = load(ROOT / "benchmarks/train_step.py")
+    tiny = {"batch": 2, "features": 3, "width": 4, "pixels": 8, "steps": 3}
+    for name, sizes in benchmark.SIZES.items():
+        small = {key: tiny.get(key, 1) for key in sizes}
+        monkeypatch.setitem(benchmark.SIZES, name, small)
+    for name, make in benchmark.MODELS.items():
+        model = make(**benchmark.SIZES[name])
+        assert model.output_shape == (2, benchmark.CLASSES)
+    file = tmp_path / "figures.json"
+    arguments = ["--models", "mlp", "--rounds", "2", "--json", str(file)]
+    benchmark.main(arguments)
+    assert "ours bfloat16" in capsys.readouterr().out
+    figures = json.loads(file.read_text())["figures"]
+    assert [f["variant"] for f in figures] == list(benchmark.VARIANTS)
+    assert [f["casts"] > 0 for f in figures] == [False, True, True]
     for figure in figures:
         assert figure["minimum"] <= figure["median"] <= figure["maximum"]

@@ -1,0 +1,12 @@
+"""Training of models in mixed precision.
+
+`compile(model, ...)` is `model.compile` for 16 bits. Its parts, one file each:
+`sixteen_bits` finds the layers, `optimizer_choice` wraps the optimizers,
+`float32_ends` and `penalties` widen what losses and metrics get, `recompiling`
+does it again for a loaded or cloned model, `report` says what was done.
+"""
+
+from tf_mixprec.training.compile import compile
+from tf_mixprec.training.report import CompileReport
+
+__all__ = ["CompileReport", "compile"]

@@ -1,0 +1,152 @@
+"""`compile`: `model.compile` for models with 16-bit layers."""
+
+from typing import Any
+
+import keras
+
+from tf_mixprec.policies import hardware
+from tf_mixprec.training import recompiling
+from tf_mixprec.training.compile_call import call_compile
+from tf_mixprec.training.compile_call import check_arguments
+from tf_mixprec.training.float32_ends import compute_in_float32
+from tf_mixprec.training.optimizer_choice import OptimizerChoice
+from tf_mixprec.training.penalties import widen_regularizers
+from tf_mixprec.training.report import CompileReport
+from tf_mixprec.training.sixteen_bits import SixteenBitLayers
+from tf_mixprec.training.sixteen_bits import path_of
+
+
+def compile(
+    model: keras.Model,
+    optimizer: Any = "rmsprop",
+    loss: Any = None,
+    loss_weights: Any = None,
+    metrics: Any = None,
+    weighted_metrics: Any = None,
+    run_eagerly: bool = False,
+    steps_per_execution: int = 1,
+    jit_compile: bool | str = "auto",
+    **kwargs: Any,
+) -> CompileReport:
+    """Compiles a model for training, as `model.compile`, in its precision.
+
+    ```text
+    a layer in float16       the optimizer scales the loss, dynamically
+    one in bfloat16, none    the optimizer skips steps that are not finite
+      in float16
+    either                   losses and metrics get predictions in float32;
+                             added losses and regularizers are float32
+    none                     exactly what `model.compile` does
+    ```
+
+    Layers are those that the model has now, at any depth: build a model first
+    that makes layers in `build`. A model that is loaded from a file or cloned
+    is compiled in the same way again. Predictions stay in the dtype of the
+    model.
+
+    A model whose own `compile` takes other arguments, such as the two
+    optimizers of a GAN, gets every optimizer in them wrapped, in dicts and
+    lists as well; its `train_step` must then scale each loss:
+    `tape.gradient(self.g_optimizer.scale_loss(loss), ...)`. Names such as
+    `"adam"` are left alone there.
+
+    Args:
+        model: The model. Its layers change in one thing: regularizers of 16-bit
+            outputs and weights become `WidenedRegularizer`.
+        optimizer: An optimizer, a name or a config. One that is wrapped already
+            is kept; Keras's `LossScaleOptimizer` is converted.
+        loss: As in `model.compile`.
+        loss_weights: As in `model.compile`.
+        metrics: As in `model.compile`.
+        weighted_metrics: As in `model.compile`.
+        run_eagerly: As in `model.compile`.
+        steps_per_execution: As in `model.compile`.
+        jit_compile: As in `model.compile`, except that `"auto"` is `False` for
+            bfloat16 where no GPU is visible: oneDNN multiplies it faster than
+            float32, XLA does not.
+        **kwargs: Other arguments of the model's own `compile`.
+
+    Returns:
+        What was done, and why.
+
+    Raises:
+        TypeError: If `model` is no Keras model, if the model's own `compile`
+            does not take an argument, or if `optimizer` is none.
+        ValueError: If `auto_scale_loss` is given.
+
+    Example:
+
+    >>> import keras
+    >>> import tf_mixprec as mp
+    >>> with mp.policy_scope("mixed_float16"):
+    ...     layers = [keras.layers.Dense(8), keras.layers.Dense(10)]
+    >>> model = keras.Sequential([keras.Input((4,)), *layers])
+    >>> report = mp.compile(
+    ...     model,
+    ...     "adam",
+    ...     "sparse_categorical_crossentropy",
+    ...     metrics=["sparse_top_k_categorical_accuracy"],
+    ... )
+    >>> report.optimizers, len(report.float16_layers)
+    ({'optimizer': 'wrapped'}, 2)
+    """
+    check_arguments(model, kwargs)
+    found = SixteenBitLayers.of(model)
+    choice = OptimizerChoice(found)
+    jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, found)
+    call_compile(
+        model,
+        choice,
+        {
+            "optimizer": optimizer,
+            "loss": loss,
+            "loss_weights": loss_weights,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly,
+            "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile,
+        },
+        kwargs,
+    )
+    widened: tuple[str, ...] = ()
+    if found:
+        widened = widen_regularizers([*found.float16, *found.bfloat16])
+        compute_in_float32(model)
+        recompiling.remember(model)
+    return CompileReport(
+        optimizers=choice.done,
+        float16_layers=tuple(map(path_of, found.float16)),
+        bfloat16_layers=tuple(map(path_of, found.bfloat16)),
+        jit_compile=model.jit_compile,
+        metrics_cast=bool(found),
+        widened_regularizers=widened,
+        reasons=(*choice.reasons(), *jit_reasons),
+    )
+
+
+def _chosen_jit_compile(
+    jit_compile: bool | str, found: SixteenBitLayers
+) -> tuple[bool | str, list[str]]:
+    """Returns the argument for Keras, and why it is not what was given."""
+    if jit_compile != "auto" or not found.bfloat16 or not _runs_on_cpu():
+        return jit_compile, []
+    reason = (
+        "bfloat16 on a CPU: oneDNN multiplies it faster than float32, XLA does "
+        "not."
+    )
+    return False, [reason]
+
+
+def _runs_on_cpu() -> bool:
+    """Returns whether TensorFlow has nothing but the CPU to run on.
+
+    Keras asks for GPUs that are there, and not for those that are visible.
+    """
+    return (
+        keras.backend.backend() == "tensorflow"
+        and not hardware.visible_devices("GPU")
+    )
+
+
+recompiling.compile_with(compile)

@@ -1,0 +1,23 @@
+"""Methods that one object has in the place of those of its class."""
+
+from collections.abc import Callable
+from typing import Any
+
+Method = Callable[..., Any]
+
+
+def set_method(
+    instance: Any, name: str, replacement: Callable[[Method], Method]
+) -> None:
+    """Sets a method of one object, once: a second one replaces the first.
+
+    Args:
+        instance: The object.
+        name: The name of the method.
+        replacement: From the method there is to the one to be.
+    """
+    method = getattr(instance, name)
+    original = getattr(method, "_tf_mixprec_original", method)
+    new = replacement(original)
+    new._tf_mixprec_original = original  # type: ignore[attr-defined]
+    setattr(instance, name, new)

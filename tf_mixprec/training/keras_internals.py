@@ -1,0 +1,32 @@
+"""What training needs of Keras that has no public name.
+
+`tests/training/test_keras_internals.py` fails when Keras moves one.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+def all_layers(model: Any) -> list[Any]:
+    """Returns the model, its layers, and the layers inside of those."""
+    return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
+    """Makes `model.losses` what is given, in a block.
+
+    Keras's own trainer for JAX hands losses to `compute_loss` in this way.
+
+    Args:
+        model: The model.
+        losses: The losses; an empty list replaces nothing.
+    """
+    former = model._losses_override
+    # Past Keras's tracking of attributes: these are tensors of one trace.
+    object.__setattr__(model, "_losses_override", losses)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_losses_override", former)

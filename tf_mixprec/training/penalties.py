@@ -1,0 +1,55 @@
+"""Regularizers that are given float32."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from tf_mixprec.layers.widened_regularizer import WidenedRegularizer
+from tf_mixprec.training.sixteen_bits import path_of
+
+
+def widen_regularizers(layers: Iterable[Any]) -> tuple[str, ...]:
+    """Makes regularizers of 16-bit outputs and weights add up in float32.
+
+    A cast of the result would be too late: the sum of squares is infinite by
+    then. The layers keep it when they are saved or cloned.
+
+    Args:
+        layers: Layers that work in 16 bits.
+
+    Returns:
+        The paths of the layers that were changed.
+    """
+    return tuple(
+        path_of(layer)
+        for layer in layers
+        # Of both, and not the second alone where the first is true.
+        if any([_widen_activity(layer), _widen_weights(layer)])
+    )
+
+
+def _widen_activity(layer: Any) -> bool:
+    if not _is_narrow(layer.activity_regularizer):
+        return False
+    layer.activity_regularizer = WidenedRegularizer(layer.activity_regularizer)
+    return True
+
+
+def _widen_weights(layer: Any) -> bool:
+    variables = [
+        each
+        for each in layer.trainable_variables
+        if _is_narrow(each.regularizer)
+        and keras.backend.standardize_dtype(each.dtype)
+        in ("float16", "bfloat16")
+    ]
+    for each in variables:
+        each.regularizer = WidenedRegularizer(each.regularizer)
+    return bool(variables)
+
+
+def _is_narrow(regularizer: Any) -> bool:
+    return regularizer is not None and not isinstance(
+        regularizer, WidenedRegularizer
+    )
