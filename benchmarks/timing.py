@@ -1,6 +1,7 @@
 """Interleaved timing: every variant once a round, in random order."""
 
 import dataclasses
+import gc
 import os
 import platform
 import random
@@ -27,6 +28,7 @@ def interleaved(
         variants: By name, what to time: it returns when the device is done.
         rounds: How often each is called.
     """
+    gc.collect()  # what earlier variants held, gigabytes in cycles
     for call in variants.values():
         for _ in range(WARM_UP_CALLS):
             call()

@@ -13,8 +13,10 @@ PACKAGE = pathlib.Path(tf_mixprec.__file__).parent
 LAYERS = [
     ["_typing", "_version", "errors"],
     ["numerics"],
-    ["loss_scale"],
-    ["optimizers"],
+    ["loss_scale", "policies"],
+    ["optimizers", "layers"],
+    ["conversion"],
+    ["training"],
     ["callbacks"],
     [""],  # `tf_mixprec/__init__.py` itself
     ["cli"],
@@ -33,8 +35,13 @@ KNOW_TENSORFLOW = (
     "optimizers/traced_apart.py",
     "optimizers/tracing.py",
     "optimizers/variable_view.py",
+    "policies/hardware.py",
+    "policies/matrix_timing.py",
+    "policies/tensorflow_internals.py",
     "cli/memory.py",
 )
+# What TensorFlow has no public word for; a test of its own fails if it moves.
+KNOW_TENSORFLOW_PRIVATELY = ("policies/tensorflow_internals.py",)
 
 
 def modules():
@@ -83,7 +90,8 @@ def test_what_a_file_may_import(path):
     relative = path.relative_to(PACKAGE).as_posix()
     names = list(imports(path))
     assert not [n for n in names if n.startswith("keras.src")]
-    assert not [n for n in names if n.startswith("tensorflow.python")]
+    if relative not in KNOW_TENSORFLOW_PRIVATELY:
+        assert not [n for n in names if n.startswith("tensorflow.python")]
     roots = {name.split(".")[0] for name in names}
     if relative not in KNOW_TENSORFLOW:
         assert "tensorflow" not in roots

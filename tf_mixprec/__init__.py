@@ -5,7 +5,11 @@ ones in `__all__`; every other module path may move between releases.
 """
 
 from tf_mixprec import callbacks
+from tf_mixprec import layers
 from tf_mixprec._version import __version__
+from tf_mixprec.conversion import ConversionReport
+from tf_mixprec.conversion import convert
+from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.loss_scale import DynamicLossScale
 from tf_mixprec.loss_scale import LossScaleState
@@ -14,16 +18,36 @@ from tf_mixprec.loss_scale import next_state
 from tf_mixprec.loss_scale import presets
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.optimizers import wrap
+from tf_mixprec.policies import Policy
+from tf_mixprec.policies import PrecisionRules
+from tf_mixprec.policies import Recommendation
+from tf_mixprec.policies import policy_scope
+from tf_mixprec.policies import recommended_policy
+from tf_mixprec.policies import rules
+from tf_mixprec.training import CompileReport
+from tf_mixprec.training import compile
 
 __all__ = [
+    "CompileReport",
+    "ConversionReport",
+    "ConversionWarning",
     "DynamicLossScale",
     "LossScaleOptimizer",
     "LossScaleState",
     "LossScaleWarning",
+    "Policy",
+    "PrecisionRules",
+    "Recommendation",
     "StaticLossScale",
     "__version__",
     "callbacks",
+    "compile",
+    "convert",
+    "layers",
     "next_state",
+    "policy_scope",
     "presets",
+    "recommended_policy",
+    "rules",
     "wrap",
 ]

