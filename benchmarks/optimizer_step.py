@@ -16,7 +16,6 @@ A ratio below 1 is faster.
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import tensorflow as tf
 from timing import Ratio
 from timing import interleaved
 from timing import machine
+from timing import write_json
 
 import tf_mixprec as mp
 
@@ -235,10 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 {"table": table, **labels, **dataclasses.asdict(ratio)}
             )
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"machine": machine(), "figures": figures}, file, indent=1
-            )
+        write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

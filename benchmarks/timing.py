@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import os
 import platform
 import random
@@ -9,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from collections.abc import Hashable
+from typing import Any
 from typing import TypeVar
 
 import keras
@@ -90,6 +92,12 @@ def machine() -> dict[str, str]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
+
+
+def write_json(path: str, figures: list[dict[str, Any]]) -> None:
+    """Writes figures to a file, with the machine they are of."""
+    with open(path, "w") as file:
+        json.dump({"machine": machine(), "figures": figures}, file, indent=1)
 
 
 def _core_count() -> int:

@@ -11,7 +11,6 @@ Beside them is the number of casts between floats in the optimized graph.
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from tensorflow.python.eager import context
 from timing import Ratio
 from timing import interleaved
 from timing import machine
+from timing import write_json
 
 import tf_mixprec as mp
 from tf_mixprec.training import compile as mp_compile
@@ -222,10 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             figures.append(row)
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"machine": machine(), "figures": figures}, file, indent=1
-            )
+        write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -80,4 +80,9 @@ def test_a_rule_with_a_misspelt_key_is_an_error(files, tmp_path, capsys):
     file = tmp_path / "rules.json"
     file.write_text(json.dumps({"rules": [{"polcy": "float32"}]}))
     assert main(["convert", source, target, "--rules", str(file)]) == 1
-    assert "polcy" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "polcy" in err
+    assert "rules.json" in err
+    file.write_text("{")
+    assert main(["convert", source, target, "--rules", str(file)]) == 1
+    assert "rules.json" in capsys.readouterr().err

@@ -221,7 +221,7 @@ def test_rules_choose():
     ]
     conv = next(e for e in report.layers if e.path == "conv")
     assert conv.other_rules == ("layer_class=Conv2D: b",)
-    assert "also: layer_class=Conv2D" in str(report)
+    assert "before: layer_class=Conv2D" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,34 @@ def test_auto_asks_the_device(monkeypatch):
     assert mixed.layers[1].compute_dtype == "bfloat16"
     assert report.reason == "fast"
     assert "fast" in str(report)
+
+
+def test_a_rule_for_no_layer_is_told():
+    model, _ = made("sequential")
+    rules = mp.PrecisionRules(
+        [mp.rules.Rule(policy="float32", path="cnov"), *mp.rules.SAFE.rules],
+        "mixed_float16",
+    )
+    with pytest.warns(mp.ConversionWarning, match="path=cnov"):
+        mp.convert(model, rules)
+
+
+def test_the_report_says_that_heads_are_not_known():
+    model, _ = made("subclassed")
+    _, report = mp.convert(model, "mixed_float16", return_report=True)
+    assert "output layers are not known" in str(report)
+    model, _ = made("sequential")
+    _, report = mp.convert(model, "mixed_float16", return_report=True)
+    assert report.notes == ()
+
+
+def test_a_recommendation_is_a_policy():
+    model, _ = made("sequential")
+    recommendation = mp.Recommendation(
+        policy=keras.DTypePolicy("mixed_bfloat16"), reason="", facts={}
+    )
+    mixed = mp.convert(model, recommendation)
+    assert mixed.layers[1].compute_dtype == "bfloat16"
 
 
 def test_what_is_trainable_and_random_states_are_kept():

@@ -48,9 +48,9 @@ def test_dtypes(arguments, expected):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("int32",), ValueError, "compute_dtype='int32'"),
-        (("float61",), ValueError, "compute_dtype='float61'"),
-        ((None,), TypeError, "compute_dtype=None"),
+        (("int32",), ValueError, "Received: 'int32'"),
+        (("mixed_fp16",), ValueError, "mixed_float16.*Received: 'mixed_fp16'"),
+        ((None,), TypeError, "Received: None"),
         (("float16", "int8"), ValueError, "variable_dtype='int8'"),
         (("float16", None, "x"), ValueError, "output_dtype='x'"),
         (("params=float32",), ValueError, "compute="),

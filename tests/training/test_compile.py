@@ -679,7 +679,7 @@ def test_the_report_is_readable():
     report = mp_compile(model, "sgd", "mse")
     assert str(report).splitlines() == [
         "optimizer: wrapped",
-        "float16 layers: mlp, mlp/hidden",
+        "float16 layers: mlp/hidden",
         "bfloat16 layers: none",
         "jit_compile: False",
         "losses and metrics: cast to float32",

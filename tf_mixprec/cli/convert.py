@@ -14,7 +14,8 @@ def add_parser(subcommands: Any) -> None:
         help="a .keras file in another precision",
         description=(
             "Loads a model, gives each layer the precision that is safe for "
-            "it, saves it, and prints what each layer got and why."
+            "it, saves it without its optimizer, and prints what each layer "
+            "got and why."
         ),
     )
     parser.add_argument("source", metavar="IN.keras", type=pathlib.Path)
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tf-mixprec convert: {error}", file=sys.stderr)
         return 1
     print(report)
+    print(f"\nSaved as {arguments.target}; compile it before training.")
     return 0
 
 
@@ -64,7 +66,11 @@ def _rules(arguments: argparse.Namespace) -> Any:
 
     rules = mp.rules.SAFE
     if arguments.rules is not None:
-        rules = mp.PrecisionRules.from_json(arguments.rules.read_text())
+        text = arguments.rules.read_text()
+        try:
+            rules = mp.PrecisionRules.from_json(text)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{arguments.rules}: {error}") from error
     keep = [
         mp.rules.Rule(policy="float32", path=path, reason="--keep-float32")
         for path in arguments.keep_float32

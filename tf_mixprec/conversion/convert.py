@@ -21,6 +21,7 @@ from tf_mixprec.policies import rules as rule_words
 from tf_mixprec.policies.notation import float_dtype
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.policy import keras_policy
+from tf_mixprec.policies.recommendation import Recommendation
 from tf_mixprec.policies.recommendation import recommended_policy
 from tf_mixprec.policies.rules import PrecisionRules
 
@@ -43,8 +44,9 @@ def convert(
     Args:
         model: The model; it is not changed if a copy can be built.
         policy_or_rules: A policy (`"mixed_float16"`, anything that `mp.Policy`
-            takes), applied by `mp.rules.SAFE`; or `mp.PrecisionRules`. Defaults
-            to `"auto"`: what `mp.recommended_policy` says of the device.
+            takes), applied by `mp.rules.SAFE`; or `mp.PrecisionRules`, which
+            name their own. Defaults to `"auto"`: what `mp.recommended_policy`
+            says of the device.
         variables: The dtype of all variables. Defaults to what the policies
             say.
         return_report: Whether to return `(model, report)`. Printed, the
@@ -81,6 +83,7 @@ def convert(
         variables = float_dtype(variables, "variables")
     rules, target, reason = _resolved(policy_or_rules)
     plan = decisions(model, rules, target, variables)
+    _warn_of_unused(rules, plan)
     in_place = False
     try:
         new = rebuilt(model, plan, keras_policy(Policy(target, variables)))
@@ -100,6 +103,7 @@ def convert(
         reason=reason,
         layers=tuple(_entries(plan, layers)),
         in_place=in_place,
+        notes=tuple(_notes(model)),
     )
     return new, report
 
@@ -108,6 +112,8 @@ def _resolved(policy_or_rules: Any) -> tuple[PrecisionRules, Policy, str]:
     """Returns rules, target policy, and the reason for that one."""
     if isinstance(policy_or_rules, PrecisionRules):
         rules = policy_or_rules
+    elif isinstance(policy_or_rules, Recommendation):
+        rules = rule_words.SAFE.with_policy(policy_or_rules.policy)
     elif isinstance(policy_or_rules, (str, keras.DTypePolicy)):
         rules = rule_words.SAFE.with_policy(policy_or_rules)
     else:
@@ -131,6 +137,33 @@ def _resolved(policy_or_rules: Any) -> tuple[PrecisionRules, Policy, str]:
 
 
 _WORDS = (rule_words.TARGET, rule_words.FLOAT32, rule_words.FLOAT32_INSIDE)
+
+
+def _warn_of_unused(
+    rules: PrecisionRules, plan: Mapping[int, Decision]
+) -> None:
+    """Warns of a user's rules that are for no layer: a misspelt path, say."""
+    used = {rule for each in plan.values() for rule in each.rules}
+    for rule in rules.rules:
+        if rule not in used.union(rule_words.ALL):
+            warnings.warn(
+                f"A rule matches no layer: {rule}. A path is matched as a "
+                "whole, models around the layer included; the report of "
+                "`return_report=True` has the paths.",
+                ConversionWarning,
+                stacklevel=3,
+            )
+
+
+def _notes(model: keras.Model) -> list[str]:
+    """Returns what a reader of the table would not see in it."""
+    if isinstance(model, keras.Sequential) or hasattr(model, "outputs"):
+        return []
+    return [
+        f"`{type(model).__name__}` is a subclassed model, so its output layers "
+        "are not known: its outputs are cast to float32, but computed as the "
+        'table says. Give them a rule, Rule(policy="float32", path=...).'
+    ]
 
 
 def _check_variables(

@@ -13,7 +13,7 @@ class ConvertedLayer:
         kind: What it does; one of `mp.rules.KINDS`.
         policy: The policy it has now, as a string.
         rule: The rule that decided; empty where none matched.
-        other_rules: Later rules that match as well.
+        other_rules: Later rules that match as well, and are overruled.
     """
 
     path: str
@@ -34,6 +34,7 @@ class ConversionReport:
         layers: One entry per layer.
         in_place: Whether the model itself was changed, since a copy could not
             be built.
+        notes: What the user may want to know of the whole.
 
     Example:
 
@@ -55,6 +56,7 @@ class ConversionReport:
     reason: str
     layers: tuple[ConvertedLayer, ...]
     in_place: bool = False
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A table, one line per layer."""
@@ -78,11 +80,12 @@ class ConversionReport:
             head.append(self.reason)
         if self.in_place:
             head.append("The model itself was changed; it has no copy.")
+        head += self.notes
         return "\n".join([*head, "", *lines])
 
 
 def _rule_text(layer: ConvertedLayer) -> str:
-    text = layer.rule or "no rule"
+    text = layer.rule or "the target policy"
     if layer.other_rules:
-        text += f" (also: {'; '.join(layer.other_rules)})"
+        text += f" (before: {'; '.join(layer.other_rules)})"
     return text

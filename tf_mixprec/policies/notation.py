@@ -46,7 +46,16 @@ def parse(policy: Any) -> Dtypes:
             return _MIXED[policy], "float32", None
         if "=" in policy:
             return _parse_pairs(policy)
-    dtype = float_dtype(policy, "compute_dtype")
+    dtype = _SHORT.get(policy, policy) if isinstance(policy, str) else policy
+    if dtype not in _FLOATS:
+        kind = ValueError if isinstance(policy, str) else TypeError
+        raise kind(
+            "A policy must be a float dtype "
+            f"({', '.join(_FLOATS)}), one of {', '.join(_MIXED)}, a "
+            "`keras.DTypePolicy`, or like 'params=float32,compute=float16,"
+            "output=float32', because layers cast floating-point numbers "
+            f"only; integers stay as they are. Received: {policy!r}"
+        )
     return dtype, dtype, None
 
 

@@ -29,7 +29,8 @@ class Rule:
             what the target policy returns; or any other string for
             `mp.Policy`.
         path: Regular expression that matches the whole path of the layer: the
-            names of the models around it and its own, joined by `/`.
+            names of the models around it and its own, joined by `/`, without
+            that of the outermost model.
         layer_class: Name of a class, or the class. Subclasses match.
         kind: What the layer does; one of `mp.rules.KINDS`.
         reason: Why, in a few words, for reports.
@@ -128,8 +129,7 @@ class PrecisionRules:
     >>> import tf_mixprec as mp
     >>> rules = mp.PrecisionRules(
     ...     [
-    ...         mp.rules.Rule(policy="float32", path="head/.*"),
-    ...         mp.rules.Rule(policy="target", layer_class="Dense"),
+    ...         mp.rules.Rule(policy="float32", path="decoder/.*"),
     ...         *mp.rules.SAFE.rules,
     ...     ],
     ...     policy="mixed_bfloat16",
@@ -318,3 +318,5 @@ O2 = PrecisionRules(
 
 O3 = PrecisionRules([], policy="float16")
 """apex's O3: float16 throughout."""
+
+ALL = (*SAFE.rules, *O2.rules)

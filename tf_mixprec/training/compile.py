@@ -116,12 +116,19 @@ def compile(
         recompiling.remember(model)
     return CompileReport(
         optimizers=choice.done,
-        float16_layers=tuple(map(path_of, found.float16)),
-        bfloat16_layers=tuple(map(path_of, found.bfloat16)),
+        float16_layers=_paths(found.float16),
+        bfloat16_layers=_paths(found.bfloat16),
         jit_compile=model.jit_compile,
         metrics_cast=bool(found),
         widened_regularizers=widened,
         reasons=(*choice.reasons(), *jit_reasons),
+    )
+
+
+def _paths(layers: tuple[Any, ...]) -> tuple[str, ...]:
+    """Returns the paths of layers, without models, which only pass on."""
+    return tuple(
+        path_of(layer) for layer in layers if not isinstance(layer, keras.Model)
     )
 
 
