@@ -27,7 +27,6 @@ from timing import machine
 from timing import write_json
 
 import tf_mixprec as mp
-from tf_mixprec.training import compile as mp_compile
 
 CLASSES = 10
 BASELINE = "keras bfloat16"
@@ -114,7 +113,7 @@ def keras_model(make: Callable[[], keras.Model], policy: str) -> keras.Model:
 def our_model(make: Callable[[], keras.Model], policy: str) -> keras.Model:
     """Returns a float32 model, converted."""
     model = mp.convert(make(), policy)
-    mp_compile(model, "adam", _loss())
+    mp.compile(model, "adam", _loss())
     return model
 
 

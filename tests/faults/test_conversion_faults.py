@@ -58,6 +58,16 @@ def test_ids_are_not_rounded(name, dtype):
         np.testing.assert_array_equal(got, TABLE[IDS])
 
 
+@kinds(39, "name", "EfficientNetB0", "MobileNetV3Small")
+def test_an_application_is_finite(name):
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(32, 32, 3), classes=3
+    )
+    images = np.random.default_rng(0).uniform(0, 255, (1, 32, 32, 3))
+    mixed = mp.convert(model, "mixed_float16")
+    np.testing.assert_allclose(mixed(images), model(images), atol=5e-3)
+
+
 @kinds(49, "policy", "mixed_float16", "mixed_bfloat16")
 def test_a_loss_by_hand_gets_float32(policy):
     def dice(y, p):
@@ -369,6 +379,38 @@ def test_the_gradient_of_a_large_convolution(way):
         loss *= 2.0**15
     (gradient,) = tape.gradient(loss, mixed.trainable_variables)
     np.testing.assert_allclose(gradient / 2.0**15, 0.01, rtol=2e-2)
+
+
+@kinds(74, "policy", "mixed_float16", "mixed_bfloat16")
+def test_a_gradient_penalty_trains(policy):
+    """The inner gradient has no scale; the loss around it has the usual one."""
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            L.Dense(32, "tanh"),
+            L.Dense(1, use_bias=False),  # a bias has no part in the slope
+        ]
+    )
+    mixed = mp.convert(model, policy)
+    optimizer = mp.wrap(keras.optimizers.SGD(1e-2))
+    optimizer.build(mixed.trainable_variables)
+    x = tf.random.stateless_normal((64, 16), [1, 2])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(mixed(x))
+            slope = tf.cast(inner.gradient(y, x), "float32")
+            penalty = tf.reduce_mean((tf.norm(slope, axis=1) - 1) ** 2)
+            scaled = optimizer.scale_loss(penalty)
+        optimizer.apply(tape.gradient(scaled, mixed.trainable_variables))
+        return penalty
+
+    penalties = [float(step()) for _ in range(40)]
+    assert float(optimizer.loss_scale) >= 2**10
+    assert penalties[-1] < penalties[0]
 
 
 @kinds(76, "way", "bfloat16", "rule")
