@@ -43,15 +43,13 @@ MAKERS = {
     "mirrored_4": lambda: mirrored(4),
 }
 
+_MIRRORED_4 = pytest.param("mirrored_4", marks=pytest.mark.slow)
 ALL = pytest.mark.parametrize(
     "strategy_name",
-    ["none", "one_device", "mirrored_1", "mirrored_2", "mirrored_4"],
+    ["none", "one_device", "mirrored_1", "mirrored_2", _MIRRORED_4],
 )
 SOME = pytest.mark.parametrize("strategy_name", ["one_device", "mirrored_2"])
-SEVERAL = pytest.mark.parametrize(
-    "strategy_name",
-    ["mirrored_2", pytest.param("mirrored_4", marks=pytest.mark.slow)],
-)
+SEVERAL = pytest.mark.parametrize("strategy_name", ["mirrored_2", _MIRRORED_4])
 
 
 def make(name):

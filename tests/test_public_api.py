@@ -130,6 +130,8 @@ def test_what_holds_config_is_serializable(make):
         mp.optimizers.wrap,
         mp.conversion.convert,
         mp.conversion.report,
+        mp.training.compile,
+        mp.training.report,
         mp.policies.policy,
         mp.policies.recommendation,
         mp.policies.rules,

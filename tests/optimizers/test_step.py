@@ -54,7 +54,13 @@ def test_steps_equal_the_bare_optimizers_bit_for_bit(name, setting):
     assert int(optimizer.iterations) == int(bare.iterations)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize(
+    "jit_compile",
+    [
+        pytest.param(False, id="graph"),
+        pytest.param(True, id="xla", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("setting", list(bare_optimizers.SETTINGS))
 def test_graph_and_xla_agree_with_eager(setting, jit_compile):
     def run(call):
