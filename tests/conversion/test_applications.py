@@ -26,8 +26,8 @@ FAMILIES = (
 )
 QUICK = ("EfficientNetB0", "MobileNetV2")
 LARGE = ("ConvNeXtXLarge", "EfficientNetV2L", "NASNetLarge")
-# Of the largest probability there is.
-TOLERANCE = {"mixed_float16": 5e-3, "mixed_bfloat16": 2e-2}
+# Of probabilities; up to a hundred layers deep, with logits of 10 and more.
+TOLERANCE = {"mixed_float16": 5e-3, "mixed_bfloat16": 5e-2}
 
 
 def architectures():
