@@ -4,15 +4,15 @@ Run it in a checkout with the package installed: `python docs/make_layers.py`.
 """
 
 import pathlib
-import platform
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+# The cases and the machine are what tests and benchmarks know already.
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import timing  # noqa: E402
 from conversion import test_layer_sweep as sweep  # noqa: E402
 from conversion.layer_cases import CASES  # noqa: E402
 from conversion.layer_cases import NO_CASE  # noqa: E402
@@ -112,20 +112,9 @@ def _notes(names):
     return "; ".join(dict.fromkeys(notes))
 
 
-def _processor():
-    info = pathlib.Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    found = re.search(r"model name\s*: (.*)", text)
-    return found[1] if found else platform.processor()
-
-
 def table():
     """Returns the whole page."""
-    text = HEADER.format(
-        tensorflow=tf.__version__,
-        keras=keras.__version__,
-        processor=_processor(),
-    )
+    text = HEADER.format(**timing.machine())
     for key, names in groups().items():
         errors = [_error(names, dtype) for dtype in sweep.DTYPES]
         cells = [_title(key, names), *key[1:], *errors, _notes(names)]

@@ -134,7 +134,7 @@ def test_what_holds_config_is_serializable(make):
         mp.training.report,
         mp.policies.policy,
         mp.policies.recommendation,
-        mp.policies.rules,
+        mp.policies.precision_rules,
         mp.policies.scope,
     ],
     ids=lambda module: getattr(module, "__name__", "wrap"),

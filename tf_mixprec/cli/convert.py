@@ -6,6 +6,10 @@ import re
 import sys
 from typing import Any
 
+import keras
+
+import tf_mixprec as mp
+
 
 def add_parser(subcommands: Any) -> None:
     """Adds the subcommand."""
@@ -43,11 +47,6 @@ def add_parser(subcommands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Converts and returns the exit status."""
-    # Here and not above: `tf-mixprec --help` need not load Keras.
-    import keras
-
-    import tf_mixprec as mp
-
     try:
         rules = _rules(arguments)
         model = keras.saving.load_model(arguments.source, compile=False)
@@ -62,8 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rules(arguments: argparse.Namespace) -> Any:
-    import tf_mixprec as mp
-
     rules = mp.rules.SAFE
     if arguments.rules is not None:
         text = arguments.rules.read_text()

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_mixprec.conversion import keras_internals
+from tf_mixprec.conversion.heads import has_graph
 from tf_mixprec.conversion.plan import Decision
 from tf_mixprec.conversion.plan import decisions
 from tf_mixprec.conversion.rebuild import CannotRebuildError
@@ -17,13 +18,15 @@ from tf_mixprec.conversion.report import ConversionReport
 from tf_mixprec.conversion.report import ConvertedLayer
 from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.layers.twins import TWINS
-from tf_mixprec.policies import rules as rule_words
+from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.policies import precision_rules as rule_words
+from tf_mixprec.policies import rules as rule_sets
 from tf_mixprec.policies.notation import float_dtype
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.policy import keras_policy
+from tf_mixprec.policies.precision_rules import PrecisionRules
 from tf_mixprec.policies.recommendation import Recommendation
 from tf_mixprec.policies.recommendation import recommended_policy
-from tf_mixprec.policies.rules import PrecisionRules
 
 
 def convert(
@@ -113,9 +116,9 @@ def _resolved(policy_or_rules: Any) -> tuple[PrecisionRules, Policy, str]:
     if isinstance(policy_or_rules, PrecisionRules):
         rules = policy_or_rules
     elif isinstance(policy_or_rules, Recommendation):
-        rules = rule_words.SAFE.with_policy(policy_or_rules.policy)
+        rules = rule_sets.SAFE.with_policy(policy_or_rules.policy)
     elif isinstance(policy_or_rules, (str, keras.DTypePolicy)):
-        rules = rule_words.SAFE.with_policy(policy_or_rules)
+        rules = rule_sets.SAFE.with_policy(policy_or_rules)
     else:
         raise TypeError(
             "`policy_or_rules` must be a policy or `mp.PrecisionRules`, "
@@ -128,7 +131,7 @@ def _resolved(policy_or_rules: Any) -> tuple[PrecisionRules, Policy, str]:
         reason = recommendation.reason
         rules = rules.with_policy(recommendation.policy)
     target = Policy(rules.policy)
-    if target.compute_dtype in ("float32", "float64"):
+    if not has_16_bits(target.compute_dtype):
         # All that rules do is to keep layers in float32.
         rules = PrecisionRules(
             [r for r in rules.rules if r.policy not in _WORDS], rules.policy
@@ -143,9 +146,10 @@ def _warn_of_unused(
     rules: PrecisionRules, plan: Mapping[int, Decision]
 ) -> None:
     """Warns of a user's rules that are for no layer: a misspelt path, say."""
-    used = {rule for each in plan.values() for rule in each.rules}
+    expected = {rule for each in plan.values() for rule in each.rules}
+    expected.update(rule_sets.ALL)
     for rule in rules.rules:
-        if rule not in used.union(rule_words.ALL):
+        if rule not in expected:
             warnings.warn(
                 f"A rule matches no layer: {rule}. A path is matched as a "
                 "whole, models around the layer included; the report of "
@@ -157,7 +161,7 @@ def _warn_of_unused(
 
 def _notes(model: keras.Model) -> list[str]:
     """Returns what a reader of the table would not see in it."""
-    if isinstance(model, keras.Sequential) or hasattr(model, "outputs"):
+    if has_graph(model):
         return []
     return [
         f"`{type(model).__name__}` is a subclassed model, so its output layers "

@@ -18,6 +18,11 @@ _PASSES_ON = (
 )
 
 
+def has_graph(model: keras.Model) -> bool:
+    """Returns whether a model is a graph of layers, and not code of its own."""
+    return isinstance(model, keras.Sequential) or hasattr(model, "outputs")
+
+
 def heads(model: Any) -> set[int]:
     """Returns the `id` of each layer whose numbers the model returns.
 

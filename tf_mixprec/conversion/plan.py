@@ -7,16 +7,18 @@ from typing import Any
 import keras
 
 from tf_mixprec.conversion.container_policy import ContainerPolicy
+from tf_mixprec.conversion.heads import has_graph
 from tf_mixprec.conversion.heads import heads
 from tf_mixprec.layers.keras_internals import sublayers
 from tf_mixprec.layers.precision import Precision
 from tf_mixprec.layers.twins import TWINS
+from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
-from tf_mixprec.policies import rules as rule_words
+from tf_mixprec.policies import precision_rules as rule_words
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.policy import keras_policy
-from tf_mixprec.policies.rules import PrecisionRules
-from tf_mixprec.policies.rules import Rule
+from tf_mixprec.policies.precision_rules import PrecisionRules
+from tf_mixprec.policies.precision_rules import Rule
 
 _KERAS_CLASSES = {ours: keras_class for keras_class, ours in TWINS.items()}
 
@@ -59,7 +61,7 @@ def decisions(
         variables: The dtype for all variables; `None` for what policies say.
     """
     result: dict[int, Decision] = {}
-    keeps = (Precision,) if _has_16_bits(target) else ()
+    keeps = (Precision,) if has_16_bits(target.compute_dtype) else ()
     for path, layer, is_output in _walk(model, "", True, keeps):
         if id(layer) in result:  # a shared layer: its first place counts
             continue
@@ -120,7 +122,9 @@ def _decision(
         )
     matching = tuple(rules.matching(path, layer, kind))
     word = matching[0].policy if matching else rule_words.TARGET
-    inside = word == rule_words.FLOAT32_INSIDE and _has_16_bits(target)
+    inside = word == rule_words.FLOAT32_INSIDE and has_16_bits(
+        target.compute_dtype
+    )
     layer_class = TWINS.get(own_class, own_class) if inside else own_class
     fallback = _policy(word, target, variables)
     policy = fallback
@@ -144,9 +148,9 @@ def _model_policy(
     compute dtype, and on no float32 head: such a model casts at both ends,
     unless a layer inside needs its inputs as they are.
     """
-    if not _has_16_bits(target):
+    if not has_16_bits(target.compute_dtype):
         return keras_policy(target)
-    if isinstance(model, keras.Sequential) or hasattr(model, "outputs"):
+    if has_graph(model):
         return ContainerPolicy(target)
     ends = Policy(target, output_dtype="float32" if is_whole else None)
     inside = {kinds.kind_of(layer) for layer in _own_children(model)}
@@ -155,16 +159,13 @@ def _model_policy(
     return ends
 
 
-def _has_16_bits(policy: Policy) -> bool:
-    return policy.compute_dtype in ("bfloat16", "float16")
-
-
 def _policy(
     word: str, target: Policy, variables: str | None
 ) -> keras.DTypePolicy:
     """Returns the policy that a rule's word stands for."""
     if word == rule_words.TARGET or (
-        word == rule_words.FLOAT32_INSIDE and not _has_16_bits(target)
+        word == rule_words.FLOAT32_INSIDE
+        and not has_16_bits(target.compute_dtype)
     ):
         policy = target
     elif word == rule_words.FLOAT32_INSIDE:

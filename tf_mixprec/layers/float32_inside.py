@@ -13,15 +13,14 @@ from typing import Any
 import keras
 
 from tf_mixprec.layers.widened_regularizer import WidenedRegularizer
+from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies.output_dtypes import cast
 from tf_mixprec.policies.policy import Policy
-
-_SHORT = ("bfloat16", "float16")
 
 
 def widened_dtype(dtype: str) -> str:
     """Returns float32 for 16-bit floats, and any other dtype as it is."""
-    return "float32" if dtype in _SHORT else dtype
+    return "float32" if has_16_bits(dtype) else dtype
 
 
 def widened_tensors(structure: Any, dtype: str) -> Any:
@@ -36,7 +35,7 @@ def widened_tensors(structure: Any, dtype: str) -> Any:
         if not keras.ops.is_tensor(x):
             return x
         own = keras.backend.standardize_dtype(x.dtype)
-        return cast(x, dtype) if own in _SHORT else x
+        return cast(x, dtype) if has_16_bits(own) else x
 
     return keras.tree.map_structure(widened, structure)
 
@@ -92,7 +91,7 @@ class PolicyOutside(keras.layers.Layer):
 
     @property
     def _computes_in_16_bits(self) -> bool:
-        return self._policy.compute_dtype in _SHORT
+        return has_16_bits(self._policy.compute_dtype)
 
     def _inside(self, structure: Any) -> Any:
         return structure

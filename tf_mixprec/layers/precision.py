@@ -9,7 +9,7 @@ import keras
 from tf_mixprec.layers.cast_to import CastTo
 from tf_mixprec.layers.float32_inside import PolicyOutside
 from tf_mixprec.layers.keras_internals import sublayers
-from tf_mixprec.policies.policy import Policy
+from tf_mixprec.policies.policy import as_policy
 from tf_mixprec.policies.scope import policy_scope
 
 
@@ -105,9 +105,7 @@ class Precision(PolicyOutside, keras.layers.Wrapper):
 def _as_policy(policy: Any) -> keras.DTypePolicy:
     if isinstance(policy, dict):
         return keras.dtype_policies.deserialize(policy)
-    if isinstance(policy, keras.DTypePolicy):
-        return policy
-    return Policy(policy)
+    return as_policy(policy)
 
 
 def _set_policy(layer: Any, policy: keras.DTypePolicy) -> None:

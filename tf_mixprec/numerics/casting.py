@@ -6,6 +6,20 @@ from keras import ops
 from tf_mixprec._typing import Tensor
 
 
+def has_16_bits(dtype: str) -> bool:
+    """Returns whether a dtype is one of the floats with 16 bits.
+
+    Args:
+        dtype: Its name.
+
+    Example:
+
+    >>> has_16_bits("bfloat16"), has_16_bits("int16")
+    (True, False)
+    """
+    return dtype in ("bfloat16", "float16")
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Returns `tensor` in at least float32; float64 stays float64.
 

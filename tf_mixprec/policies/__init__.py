@@ -2,9 +2,9 @@
 
 from tf_mixprec.policies import rules
 from tf_mixprec.policies.policy import Policy
+from tf_mixprec.policies.precision_rules import PrecisionRules
 from tf_mixprec.policies.recommendation import Recommendation
 from tf_mixprec.policies.recommendation import recommended_policy
-from tf_mixprec.policies.rules import PrecisionRules
 from tf_mixprec.policies.scope import policy_scope
 
 __all__ = [

@@ -105,6 +105,11 @@ class Policy(keras.DTypePolicy):
         return hash((type(self), *self.get_config().values()))
 
 
+def as_policy(policy: Any) -> keras.DTypePolicy:
+    """Returns a policy as it is, and that of a string for `mp.Policy`."""
+    return policy if isinstance(policy, keras.DTypePolicy) else Policy(policy)
+
+
 def keras_policy(policy: Policy) -> keras.DTypePolicy:
     """Returns Keras's own policy where it has one that does the same.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.policies.policy import Policy
+from tf_mixprec.policies.policy import as_policy
 
 
 @contextlib.contextmanager
@@ -32,8 +32,7 @@ def policy_scope(policy: Any) -> Iterator[keras.DTypePolicy]:
     >>> layer.compute_dtype, keras.layers.Dense(1).compute_dtype
     ('bfloat16', 'float32')
     """
-    if not isinstance(policy, keras.DTypePolicy):
-        policy = Policy(policy)
+    policy = as_policy(policy)
     former = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tf_mixprec.layers.widened_regularizer import WidenedRegularizer
+from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.training.sixteen_bits import path_of
 
 
@@ -41,8 +42,7 @@ def _widen_weights(layer: Any) -> bool:
         each
         for each in layer.trainable_variables
         if _is_narrow(each.regularizer)
-        and keras.backend.standardize_dtype(each.dtype)
-        in ("float16", "bfloat16")
+        and has_16_bits(keras.backend.standardize_dtype(each.dtype))
     ]
     for each in variables:
         each.regularizer = WidenedRegularizer(each.regularizer)
