@@ -41,6 +41,26 @@ def test_any_layer_regularizes_its_outputs_in_float32(dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("MultiHeadAttention", (2, 4)),
+        ("GroupedQueryAttention", (4, 4, 2)),
+    ],
+)
+def test_projections_are_regularized_in_float32(name, arguments, dtype):
+    layer = getattr(layers, name)(
+        *arguments, activity_regularizer="l2", dtype=f"mixed_{dtype}"
+    )
+    x = np.random.default_rng(0).normal(size=(1, 3, 8)) * 300.0
+    layer(x, x)
+    losses = arrays(layer.losses)
+    assert dtypes(layer.losses) == {"float32"}
+    assert np.isfinite(losses).all()
+    assert np.min(losses) > 65504 * 0.01
+
+
+@DTYPES
 def test_fit_adds_it_to_the_loss(dtype):
     keras.config.set_dtype_policy(f"mixed_{dtype}")
     model = keras.Sequential(

@@ -23,6 +23,7 @@ import tf_mixprec as mp
         ({"growth_interval": 2.5}, "must be an int of at least 1"),
         ({"growth_interval": None}, "must be a number"),
         ({"growth_delay": -1}, "must be an int of at least 0"),
+        ({"min_scale": 4.0, "max_scale": 2.0}, "not be above `max_scale`"),
         ({"min_scale": 0.0}, r"must lie between 2\*\*-126 and 2\*\*128"),
         ({"min_scale": 1e-45}, r"must lie between 2\*\*-126 and 2\*\*128"),
         ({"min_scale": 2.0**16}, "must lie between `min_scale`"),

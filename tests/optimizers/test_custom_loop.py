@@ -229,6 +229,18 @@ def test_applying_gradients_of_a_loss_that_was_not_scaled_warns_once():
         assert w[0].filename == __file__
 
 
+def test_a_loss_scale_that_stays_1_needs_no_scaled_loss():
+    variable = keras.Variable([1.0, 1.0])
+    optimizer = mp.wrap("sgd", dynamic=False, initial_scale=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.apply([tf.constant([1.0, 1.0])], [variable])
+    with pytest.warns(mp.LossScaleWarning, match="passed through"):
+        mp.wrap("sgd", dynamic=False, initial_scale=2.0).apply(
+            [tf.constant([1.0, 1.0])], [variable]
+        )
+
+
 def test_check_finite():
     optimizer = mp.wrap("sgd")
     assert optimizer.check_finite([tf.constant([1.0]), None])

@@ -78,6 +78,8 @@ def test_wrong_lists():
         mp.PrecisionRules.from_json(
             '{"rules": [{"policy": "target", "classes": "Dense"}]}'
         )
+    with pytest.raises(ValueError, match=r"rules\.json"):
+        mp.PrecisionRules.from_json("rules.json")
 
 
 @pytest.mark.parametrize("name", ["SAFE", "O0", "O1", "O2", "O3"])

@@ -10,6 +10,9 @@ from tf_mixprec.layers.activations import Softmax
 from tf_mixprec.layers.attention import AdditiveAttention
 from tf_mixprec.layers.attention import Attention
 from tf_mixprec.layers.attention import GroupedQueryAttention
+from tf_mixprec.layers.attention import (
+    GroupedQueryAttention as GroupQueryAttention,  # its name in keras.layers
+)
 from tf_mixprec.layers.attention import MultiHeadAttention
 from tf_mixprec.layers.cast_to import CastTo
 from tf_mixprec.layers.embedding import Embedding
@@ -48,6 +51,7 @@ __all__ = [
     "GlobalAveragePooling2D",
     "GlobalAveragePooling3D",
     "GroupNormalization",
+    "GroupQueryAttention",
     "GroupedQueryAttention",
     "LayerNormalization",
     "MultiHeadAttention",

@@ -45,11 +45,11 @@ class AdditiveAttention(Float32Inside, keras.layers.AdditiveAttention):
 
 @keras.saving.register_keras_serializable("tf_mixprec")
 class MultiHeadAttention(Float32Scores, keras.layers.MultiHeadAttention):
-    """Multi-head attention: 16-bit projections, float32 between them.
+    """Multi-head attention: 16-bit products, float32 scores.
 
-    The projections, where most of the products are, run in the compute dtype.
-    Scores, scaling, mask, softmax, dropout and the product with the values run
-    in float32: in float16 the scores overflow for large activations, and in
+    The projections, where most of the products are, and the product with the
+    values run in the compute dtype. Scores, scaling, mask, softmax and dropout
+    run in float32: in float16 the scores overflow for large activations, and in
     bfloat16 a score of 100 is off by up to 0.25, its weight by 28%. Takes the
     arguments of `keras.layers.MultiHeadAttention`.
 
@@ -66,7 +66,7 @@ class MultiHeadAttention(Float32Scores, keras.layers.MultiHeadAttention):
 
 @keras.saving.register_keras_serializable("tf_mixprec")
 class GroupedQueryAttention(Float32Scores, keras.layers.GroupQueryAttention):
-    """Grouped-query attention: 16-bit projections, float32 between them.
+    """Grouped-query attention: 16-bit products, float32 scores.
 
     See `mp.layers.MultiHeadAttention`. Takes the arguments of
     `keras.layers.GroupQueryAttention`.

@@ -151,6 +151,12 @@ class DynamicLossScale:
     def _check_bounds(self) -> None:
         for name in ("min_scale", "initial_scale", "max_scale"):
             check_scale(name, getattr(self, name))
+        if self.min_scale > self.max_scale:
+            raise ValueError(
+                "`min_scale` must not be above `max_scale`, because the loss "
+                "scale lies between them; swap or widen them. Received: "
+                f"min_scale={self.min_scale!r}, max_scale={self.max_scale!r}"
+            )
         if not self.min_scale <= self.initial_scale <= self.max_scale:
             raise ValueError(
                 "`initial_scale` must lie between `min_scale` and "

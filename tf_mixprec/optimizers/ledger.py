@@ -17,6 +17,8 @@ import keras
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec.errors import LossScaleWarning
+from tf_mixprec.loss_scale import LossScaleRule
+from tf_mixprec.loss_scale import StaticLossScale
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -64,8 +66,14 @@ class Ledger:
         self._loss_was_scaled = True
         self.take_unscaled()
 
-    def warn_if_loss_was_not_scaled(self) -> None:
-        """Warns, once, where gradients come from a loss that was not scaled."""
+    def warn_if_loss_was_not_scaled(self, rule: LossScaleRule) -> None:
+        """Warns, once, where gradients come from a loss that was not scaled.
+
+        Args:
+            rule: Of the loss scale. One that stays 1 leaves nothing to forget.
+        """
+        if rule == StaticLossScale(initial_scale=1.0):
+            return
         if self._loss_was_scaled or self._has_warned:
             return
         self._has_warned = True

@@ -311,7 +311,7 @@ class LossScaleOptimizer(SkippingStep):
         *,
         by_guide: bool,
     ) -> tuple[list[Gradient], Tensor]:
-        self._ledger.warn_if_loss_was_not_scaled()
+        self._ledger.warn_if_loss_was_not_scaled(self.rule)
         gradients = list(gradients)
         if variables is None:
             variables = self._variables_in_order(gradients)

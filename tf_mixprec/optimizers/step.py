@@ -104,7 +104,7 @@ class SkippingStep(ValuesStep):
             found_inf = self._also_found(found_inf, gradients)
             self._step(gradients, variables, found_inf)
             return
-        self._ledger.warn_if_loss_was_not_scaled()
+        self._ledger.warn_if_loss_was_not_scaled(self.rule)
         gradients = distribution.summed(gradients, self.all_reduce_dtype)
         self._step(gradients, variables, None)
 

@@ -205,8 +205,20 @@ class PrecisionRules:
 
     @classmethod
     def from_json(cls, text: str) -> "PrecisionRules":
-        """Returns the rules of a JSON text."""
-        return cls.from_config(json.loads(text))
+        """Returns the rules of a JSON text.
+
+        Raises:
+            ValueError: If the text is no JSON, or a rule in it is wrong.
+        """
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                "`text` must be the JSON that `to_json` makes, and not the "
+                "name of a file; read a file with "
+                f"`Path(file).read_text()`. Received: text={text!r}"
+            ) from error
+        return cls.from_config(config)
 
     def __eq__(self, other: object) -> bool:
         return (

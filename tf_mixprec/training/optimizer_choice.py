@@ -78,7 +78,9 @@ class OptimizerChoice:
             return wrapped, "fixed"
         if self.float16:
             return wrapped, "wrapped"
-        return _skipping(wrapped.inner_optimizer), "skips"
+        inner_optimizer = wrapped.inner_optimizer
+        # Skips steps that are not finite, and scales nothing.
+        return wrap(inner_optimizer, dynamic=False, initial_scale=1.0), "skips"
 
 
 _REASONS = {
@@ -97,11 +99,3 @@ def _scales_already(optimizer: Any) -> bool:
     if isinstance(optimizer, dict):
         return str(optimizer["class_name"]).startswith("LossScaleOptimizer")
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def _skipping(optimizer: keras.optimizers.Optimizer) -> LossScaleOptimizer:
-    """Returns a wrapper that skips non-finite steps and scales nothing."""
-    wrapped = wrap(optimizer, dynamic=False, initial_scale=1.0)
-    # A loop that never scales its loss forgets nothing here: no warning.
-    wrapped.scale_loss(0.0)
-    return wrapped
