@@ -29,6 +29,8 @@ KNOW_TENSORFLOW = (
     "optimizers/gradients.py",
     "optimizers/ledger.py",
     "optimizers/local_variables.py",
+    "optimizers/master_views.py",
+    "optimizers/random_bits.py",
     "optimizers/replica_step.py",
     "optimizers/rounded_products.py",
     "optimizers/tensorflow_internals.py",

@@ -16,7 +16,9 @@ from tf_mixprec.loss_scale import LossScaleState
 from tf_mixprec.loss_scale import StaticLossScale
 from tf_mixprec.loss_scale import next_state
 from tf_mixprec.loss_scale import presets
+from tf_mixprec.numerics import epsilon
 from tf_mixprec.optimizers import LossScaleOptimizer
+from tf_mixprec.optimizers import MasterWeightOptimizer
 from tf_mixprec.optimizers import wrap
 from tf_mixprec.policies import Policy
 from tf_mixprec.policies import PrecisionRules
@@ -26,6 +28,7 @@ from tf_mixprec.policies import recommended_policy
 from tf_mixprec.policies import rules
 from tf_mixprec.training import CompileReport
 from tf_mixprec.training import compile
+from tf_mixprec.training import export_float32
 
 __all__ = [
     "CompileReport",
@@ -35,6 +38,7 @@ __all__ = [
     "LossScaleOptimizer",
     "LossScaleState",
     "LossScaleWarning",
+    "MasterWeightOptimizer",
     "Policy",
     "PrecisionRules",
     "Recommendation",
@@ -43,6 +47,8 @@ __all__ = [
     "callbacks",
     "compile",
     "convert",
+    "epsilon",
+    "export_float32",
     "layers",
     "next_state",
     "policy_scope",

@@ -8,6 +8,7 @@ remembers what a custom loop has already done, `distribution` knows
 """
 
 from tf_mixprec.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
 from tf_mixprec.optimizers.wrap import wrap
 
-__all__ = ["LossScaleOptimizer", "wrap"]
+__all__ = ["LossScaleOptimizer", "MasterWeightOptimizer", "wrap"]

@@ -63,6 +63,20 @@ def check_is_bool(name: str, value: Any) -> None:
         )
 
 
+def check_is_int(name: str, value: Any) -> None:
+    """Raises unless `value` is an int of at least 0 and below 2**31."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"`{name}` must be an int, because it is a seed. Received: "
+            f"{name}={value!r}"
+        )
+    if not 0 <= value < 2**31:
+        raise ValueError(
+            f"`{name}` must be at least 0 and below 2**31, because a seed has "
+            f"that range. Received: {name}={value!r}"
+        )
+
+
 def check_keywords(keywords: dict[str, Any]) -> None:
     """Raises on a keyword that the wrapper does not take."""
     unknown = []
@@ -87,7 +101,7 @@ def _advice(unknown: list[str]) -> str:
     """Returns what to do about arguments that do not exist."""
     if "preset" in unknown:
         return "`preset` is an argument of `mp.wrap`."
-    known = [*_RULE_DEFAULTS, *_OPTIONS, "dynamic", "name"]
+    known = [*_RULE_DEFAULTS, *_OPTIONS, "dynamic", "master_weights", "name"]
     similar = [
         match
         for name in unknown

@@ -5,8 +5,10 @@ from typing import Any
 
 import keras
 
+from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
+from tf_mixprec.optimizers import gradients as gradient_lists
 
 # What the constructor of `keras.optimizers.Optimizer` puts on every optimizer,
 # but only means something on the optimizer that makes the update.
@@ -27,7 +29,7 @@ INNER_SETTINGS = (
 )
 
 
-class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
+class TransparentWrapper(keras.optimizers.Optimizer):
     """Reads and sets on `inner_optimizer` what the wrapper does not have.
 
     Args:
@@ -36,10 +38,11 @@ class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
     """
 
     inner_optimizer: Any
+    built: bool
 
     def __init__(self, inner_optimizer: Any, name: str | None):
-        # Not Keras's own `LossScaleOptimizer.__init__`: it refuses a fixed
-        # scale and drops a `loss_scale_factor` without a word.
+        # Not that of Keras's own `LossScaleOptimizer`, which may be next: it
+        # refuses a fixed scale and drops a `loss_scale_factor` without a word.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         for setting in INNER_SETTINGS:
             delattr(self, setting)
@@ -68,6 +71,15 @@ class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    @property
     def iterations(self) -> Tensor:
         """Updates made, in steps; a skipped step is none."""
         return self.inner_optimizer.iterations
@@ -77,6 +89,26 @@ class TransparentWrapper(keras.optimizers.LossScaleOptimizer):
         # While gradients are accumulated Keras counts micro-batches.
         per_update = self.inner_optimizer.gradient_accumulation_steps or 1
         self.inner_optimizer._iterations.assign(value * per_update)
+
+    def _known_variables(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable] | None,
+    ) -> list[Variable]:
+        """Returns the variables of the gradients, building if need be."""
+        if variables is None:
+            if not self.built:
+                raise ValueError(
+                    "When passing `grads` without `variables`, the optimizer "
+                    "must already be built on a list of variables. Call "
+                    "`optimizer.build(trainable_variables)` first."
+                )
+            variables = self._trainable_variables
+        variables = list(variables)
+        gradient_lists.check_match(gradients, variables)
+        self.build(variables)
+        self._check_variables_are_known(variables)
+        return variables
 
     def _is_inner_setting(self, name: str) -> bool:
         inner = vars(self).get("inner_optimizer")

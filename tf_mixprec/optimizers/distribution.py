@@ -65,6 +65,16 @@ def check_replica_context() -> None:
         )
 
 
+def colocated(variable: Any) -> Any:
+    """Returns a scope in which variables are made where another one is.
+
+    Args:
+        variable: A Keras variable.
+    """
+    strategy = tf.distribute.get_strategy()
+    return strategy.extended.colocate_vars_with(variable.value)
+
+
 def is_distributed() -> bool:
     """Returns whether variables may have a component for each replica."""
     return (

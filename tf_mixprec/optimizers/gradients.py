@@ -131,6 +131,28 @@ def signature(gradients: Sequence[Gradient]) -> tuple[Any, ...]:
     )
 
 
+def widened(gradient: Gradient) -> Gradient:
+    """Returns a gradient in at least float32."""
+    return _combined(gradient, None, lambda g, _: g)
+
+
+def plus_gradient_of(
+    function: Callable[[Tensor], Tensor], value: Tensor, gradient: Gradient
+) -> Gradient:
+    """Returns a gradient with that of a scalar function added.
+
+    Args:
+        function: From a tensor to a scalar.
+        value: Where its gradient is taken.
+        gradient: What to add it to. A sparse one becomes dense.
+    """
+    with tf.GradientTape() as tape:
+        tape.watch(value)
+        result = function(value)
+    added = tape.gradient(result, value)
+    return gradient if added is None else tf.add(gradient, added)
+
+
 def cast(gradient: Gradient, dtype: Any) -> Gradient:
     """Returns a dense or sparse gradient in another dtype."""
     return tf.cast(gradient, dtype)
@@ -184,7 +206,7 @@ def is_sparse(gradient: Any) -> bool:
 
 def _combined(
     gradient: Gradient,
-    factor: Tensor,
+    factor: Tensor | None,
     combine: Callable[[Tensor, Tensor], Tensor],
 ) -> Gradient:
     if is_sparse(gradient):

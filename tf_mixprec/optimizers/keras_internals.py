@@ -68,21 +68,42 @@ def settings(optimizer: Any) -> Hashable:
 def holding(
     values: Mapping[int, Any], variables: Sequence[Variable]
 ) -> Iterator[None]:
-    """Lets Keras variables hold other values for a while.
+    """Lets Keras variables hold other values for a while, in their dtypes.
 
     Args:
         values: By `id` of a variable, what it holds meanwhile.
         variables: Variables; those that are not Keras's are passed over.
     """
     variables = [v for v in variables if isinstance(v, keras.Variable)]
-    before = [variable._value for variable in variables]
+    before = [(variable._value, variable._dtype) for variable in variables]
     try:
         for variable in variables:
-            variable._value = values[id(variable)]
+            value = values[id(variable)]
+            variable._value = value
+            variable._dtype = keras.backend.standardize_dtype(value.dtype)
         yield
     finally:
-        for variable, value in zip(variables, before, strict=True):
+        for variable, (value, dtype) in zip(variables, before, strict=True):
             variable._value = value
+            variable._dtype = dtype
+
+
+@contextlib.contextmanager
+def seen_as(dtype: str, variables: Sequence[Variable]) -> Iterator[None]:
+    """Lets Keras variables say that they have another dtype.
+
+    Args:
+        dtype: The dtype in which an optimizer then makes its slots.
+        variables: Keras variables.
+    """
+    before = [variable._dtype for variable in variables]
+    try:
+        for variable in variables:
+            variable._dtype = dtype
+        yield
+    finally:
+        for variable, own in zip(variables, before, strict=True):
+            variable._dtype = own
 
 
 @contextlib.contextmanager
@@ -116,6 +137,7 @@ def clipping_by(optimizer: Any, norm: Any) -> Iterator[None]:
         optimizer: The optimizer that makes the update.
         norm: Scalar float32 tensor: the global norm of its gradients.
     """
+    (optimizer,) = _updating(optimizer)
     limit = optimizer.global_clipnorm
 
     def clip(gradients: Sequence[Any]) -> list[Any]:
@@ -150,6 +172,29 @@ def without_distribution(optimizer: Any, strategy: Any) -> Iterator[None]:
             each._distribution_strategy = value
 
 
+def updating(optimizer: Any) -> Any:
+    """Returns the optimizer that makes the update, out of its wrappers."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def moving_averages(optimizer: Any) -> dict[Any, Variable]:
+    """Returns the moving averages of weights, by what these are known by."""
+    return {
+        key_of(each, variable): average
+        for each in _updating(optimizer)
+        if each.use_ema
+        for variable, average in zip(
+            each._trainable_variables,
+            each._model_variables_moving_average,
+            strict=True,
+        )
+        if average is not None
+    }
+
+
 def _updating(optimizer: Any) -> list[Any]:
     """Returns the optimizer and those that a `MultiOptimizer` has in it."""
+    optimizer = updating(optimizer)
     return [optimizer, *getattr(optimizer, "optimizers", ())]

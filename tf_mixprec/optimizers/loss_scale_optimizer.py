@@ -17,6 +17,8 @@ from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.optimizers import arguments
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import stacking
+from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
 from tf_mixprec.optimizers.step import SkippingStep
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
@@ -83,6 +85,10 @@ class LossScaleOptimizer(SkippingStep):
             in which gradients travel between replicas. Half the bytes in 16
             bits; a sum that overflows there skips the step. Defaults to the
             gradients' own.
+        master_weights: Bool or `"auto"`: whether 16-bit variables are updated
+            through float32 masters, by a `mp.MasterWeightOptimizer` that is
+            put around `inner_optimizer`. `"auto"` does so when the optimizer
+            is built, if a variable has 16 bits. Defaults to `"auto"`.
         name: String. Defaults to a unique name.
         **kwargs: None. Keras's settings of an update (`clipnorm`, ...) are
             refused with a message that says to set them on the inner
@@ -144,6 +150,7 @@ class LossScaleOptimizer(SkippingStep):
         skip_nonfinite: bool = True,
         jit_compile: bool | str = "auto",
         all_reduce_dtype: str | None = None,
+        master_weights: bool | str = "auto",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -168,7 +175,9 @@ class LossScaleOptimizer(SkippingStep):
             jit_compile=jit_compile,
             all_reduce_dtype=all_reduce_dtype,
         )
+        stacking.check_choice(master_weights)
         super().__init__(inner_optimizer, rule, options, name)
+        self._master_weights = master_weights
         self._drop_inner_loss_scale()
 
     def _drop_inner_loss_scale(self) -> None:
@@ -185,6 +194,41 @@ class LossScaleOptimizer(SkippingStep):
             stacklevel=3,
         )
         self.inner_optimizer.loss_scale_factor = None
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Makes the inner optimizer's variables, and masters if need be."""
+        if self.built:
+            return
+        variables = list(variables)
+        self.inner_optimizer = stacking.with_masters(
+            self.inner_optimizer, self._master_weights, variables
+        )
+        super().build(variables)
+
+    @property
+    def updates_in_float32(self) -> bool:
+        """Whether 16-bit variables are, or will be, updated in float32."""
+        return isinstance(self.inner_optimizer, MasterWeightOptimizer) or (
+            not self.built and stacking.will_stack(self._master_weights)
+        )
+
+    def master_weights(self, model: keras.Model) -> dict[str, Tensor]:
+        """Returns the float32 values of a model's trainable variables.
+
+        Args:
+            model: The model that the optimizer trains.
+
+        Returns:
+            By `path` of the variable: its master; its own value in float32 if
+            it has none.
+        """
+        inner = self.inner_optimizer
+        if isinstance(inner, MasterWeightOptimizer):
+            return inner.master_weights(model)
+        return {
+            variable.path: ops.cast(variable, "float32")
+            for variable in model.trainable_variables
+        }
 
     @as_written
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -276,6 +320,7 @@ class LossScaleOptimizer(SkippingStep):
             **config,
             "dynamic": self.dynamic,
             **dataclasses.asdict(self._options),
+            "master_weights": self._master_weights,
         }
 
     @classmethod

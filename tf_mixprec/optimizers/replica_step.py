@@ -158,7 +158,7 @@ def _compiles(step: Step, gradients: Sequence[Gradient]) -> bool:
         return bool(step.options.jit_compile)
     return (
         not tf.executing_eagerly()
-        and type(step.inner_optimizer) in _EXACT
+        and type(keras_internals.updating(step.inner_optimizer)) in _EXACT
         and not step.inner_optimizer.clipnorm
         and not any(gradient_lists.is_sparse(g) for g in gradients)
         and not keras_internals.has_branches(step.inner_optimizer)

@@ -25,7 +25,9 @@ from tf_mixprec.optimizers.live_rule import LiveRule
 _DTYPES = {"loss_scale": "float32", "found_inf": "bool"}  # the others: int
 
 
-class LossScaleVariables(TransparentWrapper):
+class LossScaleVariables(
+    TransparentWrapper, keras.optimizers.LossScaleOptimizer
+):
     """A wrapper with one attribute for each field of `LossScaleState`.
 
     The variables are made with the optimizer and not when it is built, so that

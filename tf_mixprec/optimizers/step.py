@@ -147,22 +147,9 @@ class SkippingStep(ValuesStep):
         gradients: Sequence[Gradient],
         variables: Sequence[Variable] | None,
     ) -> list[Variable]:
-        """Returns the variables of the gradients, building if need be."""
         distribution.check_strategy()
         distribution.check_replica_context()
-        if variables is None:
-            if not self.built:
-                raise ValueError(
-                    "When passing `grads` without `variables`, the optimizer "
-                    "must already be built on a list of variables. Call "
-                    "`optimizer.build(trainable_variables)` first."
-                )
-            variables = self._trainable_variables
-        variables = list(variables)
-        gradient_lists.check_match(gradients, variables)
-        self.build(variables)
-        self._check_variables_are_known(variables)
-        return variables
+        return super()._known_variables(gradients, variables)
 
     def _found_inf(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]

@@ -31,8 +31,6 @@ class ValuesStep(LossScaleVariables):
     jit_compile = TracedOption()
     all_reduce_dtype = TracedOption()
 
-    built: bool
-
     def __init__(
         self,
         inner_optimizer: Any,

@@ -11,11 +11,15 @@ from tf_mixprec.loss_scale import presets
 from tf_mixprec.loss_scale.rule import DynamicLossScale
 from tf_mixprec.optimizers import arguments
 from tf_mixprec.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
 
 
 def wrap(
     optimizer: keras.optimizers.Optimizer | str | dict[str, Any],
     preset: str | LossScaleRule | None = None,
+    *,
+    storage: str | None = None,
+    rounding: str | None = None,
     **options: Any,
 ) -> LossScaleOptimizer:
     """Returns the optimizer, made safe for 16-bit gradients.
@@ -28,6 +32,12 @@ def wrap(
         preset: The name of a rule in `mp.presets`, such as `"torch"`, or a
             rule: `mp.DynamicLossScale` or `mp.StaticLossScale`. Defaults to
             what `mp.LossScaleOptimizer` does.
+        storage: How float32 masters of 16-bit variables are kept: `"float32"`
+            or `"remainder"`, see `mp.MasterWeightOptimizer`. Defaults to
+            `"float32"`.
+        rounding: How they are rounded: `"nearest"` or `"stochastic"`; the
+            latter together with `master_weights=False` for bfloat16 variables
+            without masters. Defaults to `"nearest"`.
         **options: Arguments of `mp.LossScaleOptimizer`; they win over the
             preset.
 
@@ -51,15 +61,21 @@ def wrap(
     """
     optimizer = _optimizer(optimizer)
     if isinstance(optimizer, LossScaleOptimizer):
-        if preset is not None or options:
+        given = {"storage": storage, "rounding": rounding, "preset": preset}
+        given = {k: v for k, v in given.items() if v is not None} | options
+        if given:
             raise ValueError(
                 "`optimizer` must not be wrapped already when options are "
                 "given, because they would be ignored. Set them on it, as in "
                 "`optimizer.growth_interval = 500`, or wrap "
                 "`optimizer.inner_optimizer`. Received: "
-                f"preset={preset!r}, options={options}"
+                f"{given}"
             )
         return optimizer
+    if storage is not None or rounding is not None:
+        optimizer = _with_masters(
+            optimizer, options.get("master_weights"), storage, rounding
+        )
     if preset is not None and options.get("dynamic") is False:
         raise ValueError(
             "`preset` and `dynamic=False` must not be given together, because "
@@ -94,6 +110,30 @@ def _optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
             f"of a class first. Received: optimizer={optimizer!r}"
         )
     return optimizer
+
+
+def _with_masters(
+    optimizer: keras.optimizers.Optimizer,
+    master_weights: bool | str | None,
+    storage: str | None,
+    rounding: str | None,
+) -> keras.optimizers.Optimizer:
+    """Returns the optimizer with what it is to keep of 16-bit variables."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`storage` and `rounding` must not be given for an optimizer that "
+            "Keras has wrapped already, because masters belong under the loss "
+            "scale; wrap `optimizer.inner_optimizer`. Received: "
+            f"storage={storage!r}, rounding={rounding!r}"
+        )
+    if master_weights is not False:
+        storage = storage or "float32"
+    elif storage is not None:
+        raise ValueError(
+            "`storage` must not be given with `master_weights=False`, because "
+            f"there are no masters then. Received: storage={storage!r}"
+        )
+    return MasterWeightOptimizer(optimizer, storage, rounding or "nearest")
 
 
 def _rule_options(preset: Any) -> dict[str, Any]:

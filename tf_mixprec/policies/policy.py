@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.policies import initializers
 from tf_mixprec.policies import notation
 from tf_mixprec.policies import output_dtypes
 
@@ -65,6 +67,8 @@ class Policy(keras.DTypePolicy):
         self._quantization_mode = None
         if output not in (None, compute):
             output_dtypes.cast_outputs_of_layers()
+        if has_16_bits(variable):
+            initializers.widen_orthogonal()
 
     @property
     def output_dtype(self) -> str:

@@ -4,9 +4,11 @@
 `sixteen_bits` finds the layers, `optimizer_choice` wraps the optimizers,
 `float32_ends` and `penalties` widen what losses and metrics get, `recompiling`
 does it again for a loaded or cloned model, `report` says what was done.
+`export_float32` makes a float32 model from masters.
 """
 
 from tf_mixprec.training.compile import compile
+from tf_mixprec.training.export_float32 import export_float32
 from tf_mixprec.training.report import CompileReport
 
-__all__ = ["CompileReport", "compile"]
+__all__ = ["CompileReport", "compile", "export_float32"]

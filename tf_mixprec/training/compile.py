@@ -34,7 +34,8 @@ def compile(
     a layer in float16       the optimizer scales the loss, dynamically
     one in bfloat16, none    the optimizer skips steps that are not finite
       in float16
-    either                   losses and metrics get predictions in float32;
+    16-bit variables         float32 masters; their regularizers act on these
+    any 16-bit layer         losses and metrics get predictions in float32;
                              added losses and regularizers are float32
     none                     exactly what `model.compile` does
     ```
@@ -52,7 +53,8 @@ def compile(
 
     Args:
         model: The model. Its layers change in one thing: regularizers of 16-bit
-            outputs and weights become `WidenedRegularizer`.
+            outputs and weights become `WidenedRegularizer`, and of weights
+            with masters `MasterRegularizer`.
         optimizer: An optimizer, a name or a config. One that is wrapped already
             is kept; Keras's `LossScaleOptimizer` is converted.
         loss: As in `model.compile`.
@@ -111,7 +113,9 @@ def compile(
     )
     widened: tuple[str, ...] = ()
     if found:
-        widened = widen_regularizers([*found.float16, *found.bfloat16])
+        widened = widen_regularizers(
+            [*found.float16, *found.bfloat16], on_masters=choice.keeps_masters
+        )
         compute_in_float32(model)
         recompiling.remember(model)
     return CompileReport(

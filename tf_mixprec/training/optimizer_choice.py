@@ -63,6 +63,13 @@ class OptimizerChoice:
             )
         return value
 
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether every optimizer updates 16-bit variables in float32."""
+        return bool(self._wrapped) and all(
+            wrapped.updates_in_float32 for wrapped, _ in self._wrapped.values()
+        )
+
     def reasons(self) -> list[str]:
         """Returns why, one line each."""
         words = set(self.done.values())

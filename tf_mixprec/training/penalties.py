@@ -7,10 +7,13 @@ import keras
 
 from tf_mixprec.layers.widened_regularizer import WidenedRegularizer
 from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.optimizers.master_regularizer import MasterRegularizer
 from tf_mixprec.training.sixteen_bits import path_of
 
 
-def widen_regularizers(layers: Iterable[Any]) -> tuple[str, ...]:
+def widen_regularizers(
+    layers: Iterable[Any], *, on_masters: bool
+) -> tuple[str, ...]:
     """Makes regularizers of 16-bit outputs and weights add up in float32.
 
     A cast of the result would be too late: the sum of squares is infinite by
@@ -18,6 +21,8 @@ def widen_regularizers(layers: Iterable[Any]) -> tuple[str, ...]:
 
     Args:
         layers: Layers that work in 16 bits.
+        on_masters: Whether the optimizer keeps masters of 16-bit weights, and
+            is to add the gradients of their penalties.
 
     Returns:
         The paths of the layers that were changed.
@@ -26,7 +31,7 @@ def widen_regularizers(layers: Iterable[Any]) -> tuple[str, ...]:
         path_of(layer)
         for layer in layers
         # Of both, and not the second alone where the first is true.
-        if any([_widen_activity(layer), _widen_weights(layer)])
+        if any([_widen_activity(layer), _widen_weights(layer, on_masters)])
     )
 
 
@@ -37,15 +42,20 @@ def _widen_activity(layer: Any) -> bool:
     return True
 
 
-def _widen_weights(layer: Any) -> bool:
+def _widen_weights(layer: Any, on_masters: bool) -> bool:
+    widening = MasterRegularizer if on_masters else WidenedRegularizer
     variables = [
         each
         for each in layer.trainable_variables
-        if _is_narrow(each.regularizer)
+        if each.regularizer is not None
+        and not isinstance(each.regularizer, widening)
         and has_16_bits(keras.backend.standardize_dtype(each.dtype))
     ]
     for each in variables:
-        each.regularizer = WidenedRegularizer(each.regularizer)
+        own = each.regularizer
+        if isinstance(own, (MasterRegularizer, WidenedRegularizer)):
+            own = own.regularizer  # of an earlier `compile`
+        each.regularizer = widening(own)
     return bool(variables)
 
 

@@ -1,0 +1,430 @@
+"""The optimizer wrapper that keeps float32 masters of 16-bit variables."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from tf_mixprec._typing import Gradient
+from tf_mixprec._typing import Tensor
+from tf_mixprec._typing import Variable
+from tf_mixprec.numerics import rounding as rounding_rules
+from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.optimizers import arguments
+from tf_mixprec.optimizers import distribution
+from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import keras_internals
+from tf_mixprec.optimizers import masters
+from tf_mixprec.optimizers import random_bits
+from tf_mixprec.optimizers.delegation import TransparentWrapper
+from tf_mixprec.optimizers.master_regularizer import MasterRegularizer
+from tf_mixprec.optimizers.tracing import as_written
+
+_STORAGES = ("float32", "remainder", None)
+_ROUNDINGS = ("nearest", "stochastic")
+
+
+@keras.saving.register_keras_serializable(package="tf_mixprec")
+class MasterWeightOptimizer(TransparentWrapper):
+    """Lets an optimizer update float32 masters of 16-bit variables.
+
+    ```text
+    apply:  gradients in float32
+            the inner optimizer's step, slots and all, on the masters
+            16-bit variable = rounded master
+    ```
+
+    An update that is smaller than half an ulp of a 16-bit weight is lost on it,
+    but not on the master. Float32 variables are the inner optimizer's alone.
+    `mp.wrap` puts this under the loss scale when a variable has 16 bits, and
+    then it works on several replicas; by itself it is for one device.
+
+    A master never goes stale: where the weight is not the rounded master any
+    more, because it was loaded or assigned to, the next step starts from the
+    weight. With `storage="remainder"` the weight is the upper half of the
+    master, so the master is at most half an ulp from what was assigned; `sync`
+    clears the lower half.
+
+    It is transparent: `learning_rate`, `iterations`, `clipnorm` and whatever
+    else the inner optimizer has are read and set through it. Clipping, weight
+    decay, constraints and moving averages act on the masters.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` that makes the update.
+        storage: `"float32"`: the masters are variables, 4 bytes an element.
+            `"remainder"`, for bfloat16: the 16 bits that a weight lacks, 2
+            bytes an element, with the same bits. `None`, for bfloat16 and
+            `rounding="stochastic"`: no masters. Defaults to `"float32"`.
+        rounding: `"nearest"`, half way away from zero in bfloat16, to even in
+            float16; or `"stochastic"`, for bfloat16: to either neighbour, with
+            the value as the mean. Defaults to `"nearest"`.
+        seed: Int: of stochastic rounding. The bits follow from it and from
+            `iterations`, so that a resumed run is the same run. Defaults to 0.
+        name: String. Defaults to a unique name.
+
+    Attributes:
+        saturated_weights: Scalar int variable: how many elements of float16
+            weights were beyond 65504, and stored as that, in all updates.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If storage and rounding do not go together, or with a
+            variable in the step.
+
+    Example:
+
+    >>> import keras
+    >>> import tf_mixprec as mp
+    >>> optimizer = mp.MasterWeightOptimizer(keras.optimizers.SGD(1.0))
+    >>> weight = keras.Variable(1.0, dtype="bfloat16")
+    >>> for _ in range(4):  # 1 - 2**-10 is 1 in bfloat16
+    ...     optimizer.apply([2.0**-10], [weight])
+    >>> float(weight)
+    0.99609375
+
+    Reference:
+        - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740),
+          section 3.1
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        storage: str | None = "float32",
+        rounding: str = "nearest",
+        *,
+        seed: int = 0,
+        name: str | None = None,
+    ):
+        _check_backend()
+        arguments.check_inner_optimizer(inner_optimizer)
+        _check_is_not_stacked(inner_optimizer)
+        _check_choices(storage, rounding)
+        arguments.check_is_int("seed", seed)
+        super().__init__(inner_optimizer, name)
+        del self.loss_scale_factor  # which is the inner optimizer's
+        self.storage = storage
+        self.rounding = rounding
+        self.seed = seed
+        self._masters: dict[Any, masters.Master] = {}
+        self.saturated_weights = self.add_variable(
+            shape=(),
+            dtype="int",
+            aggregation="only_first_replica",
+            name="saturated_weights",
+        )
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Makes masters, and the inner optimizer's variables in float32."""
+        if self.built:
+            return
+        variables = list(variables)
+        narrow = [v for v in variables if has_16_bits(dtype_name(v))]
+        self._check_variables(narrow)
+        with keras_internals.seen_as("float32", narrow):
+            self.inner_optimizer.build(variables)
+        made = [masters.make(v, self.storage, self.rounding) for v in narrow]
+        self._masters = {
+            keras_internals.key_of(self, master.weight): master
+            for master in made
+        }
+        self._master_variables = [
+            m.variable for m in made if m.variable is not None
+        ]
+        self.built = True
+
+    @as_written
+    def apply(
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> None:
+        """Makes a step on the masters.
+
+        Args:
+            grads: Gradients of the loss: dense tensors, `tf.IndexedSlices` or
+                `None`, in any float dtype.
+            trainable_variables: The variables they belong to. Defaults to
+                those that the optimizer was built with.
+
+        Raises:
+            ValueError: If gradients and variables do not match, every gradient
+                is `None`, or under a strategy of several replicas.
+        """
+        _check_is_alone()
+        grads = [g if g is None else gradient_lists.widened(g) for g in grads]
+        if not grads:
+            return
+        variables = self._known_variables(grads, trainable_variables)
+        with self._masters_seen():
+            grads = self._regularized(grads, variables)
+            self.inner_optimizer.apply(grads, variables)
+
+    def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
+        """Replaces the weights, and their masters, by the moving averages."""
+        averages = keras_internals.moving_averages(self.inner_optimizer)
+        wide = []
+        for variable in var_list:
+            key = keras_internals.key_of(self, variable)
+            if key in self._masters and key in averages:
+                self._masters[key].write(ops.convert_to_tensor(averages[key]))
+            else:
+                wide.append(variable)
+        if not self._masters:
+            self.inner_optimizer.finalize_variable_values(wide)
+            return
+        for variable in wide:
+            average = averages.get(keras_internals.key_of(self, variable))
+            if average is not None:
+                variable.assign(average)
+
+    def sync(self) -> None:
+        """Makes every master what its weight is, low bits cleared."""
+        for master in self._masters.values():
+            master.sync()
+
+    def master_weights(self, model: keras.Model) -> dict[str, Tensor]:
+        """Returns the float32 values of a model's trainable variables.
+
+        Args:
+            model: The model that the optimizer was built for.
+
+        Returns:
+            By `path` of the variable: its master; its own value in float32 if
+            it has none.
+        """
+        return {
+            variable.path: self.master_of(variable)
+            for variable in model.trainable_variables
+        }
+
+    def master_of(self, variable: Variable) -> Tensor:
+        """Returns the float32 value of one variable."""
+        master = self._masters.get(keras_internals.key_of(self, variable))
+        if master is not None:
+            return master.read()
+        return ops.cast(variable, "float32")
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The counter and the masters, then the inner optimizer's variables."""
+        return [
+            self.saturated_weights,
+            *(self._master_variables if self.built else []),
+            *self.inner_optimizer.variables,
+        ]
+
+    @contextlib.contextmanager
+    def _masters_seen(self) -> Iterator[None]:
+        """Lets 16-bit variables hold views of their masters."""
+        weights = [master.weight for master in self._masters.values()]
+        views = [
+            master.view(key, self._rounds(index, master))
+            for index, (key, master) in enumerate(self._masters.items())
+        ]
+        updates = self._updates()
+        if keras_internals.has_branches(self.inner_optimizer):
+            # In a branch it would be done in that branch alone.
+            _where(updates, [view.make_current for view in views])
+        with keras_internals.holding(
+            dict(zip(map(id, weights), views, strict=True)), weights
+        ):
+            yield
+        _where(updates, [view.publish for view in views])
+
+    def _regularized(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Returns gradients with those of penalties on masters."""
+        return [
+            gradient_lists.plus_gradient_of(
+                variable.regularizer.regularizer,
+                ops.convert_to_tensor(variable),
+                gradient,
+            )
+            if gradient is not None
+            and isinstance(
+                getattr(variable, "regularizer", None), MasterRegularizer
+            )
+            else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+
+    def _updates(self) -> Tensor | bool:
+        """Returns whether weights change, or gradients are only added up."""
+        inner = self.inner_optimizer
+        count = inner.gradient_accumulation_steps
+        if not count or inner.use_ema:
+            return True
+        return ops.equal((inner._iterations + 1) % count, 0)
+
+    def _rounds(
+        self, index: int, master: masters.Master
+    ) -> Callable[[Tensor], Tensor]:
+        """Returns what rounds the values of a weight."""
+        if self.rounding == "stochastic":
+            stream = random_bits.Stream(
+                self.seed, index, self.inner_optimizer._iterations
+            )
+            return lambda x: rounding_rules.stochastically_rounded(
+                x, stream.next(ops.shape(x))
+            )
+        dtype = dtype_name(master.weight)
+
+        def rounds(x: Tensor) -> Tensor:
+            if dtype == "float16":
+                self._count_saturated(x)
+            return rounding_rules.rounded(x, dtype)
+
+        return rounds
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, in JSON types."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(
+                self.inner_optimizer
+            ),
+            "storage": self.storage,
+            "rounding": self.rounding,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        custom_objects: dict[str, Any] | None = None,
+    ) -> "MasterWeightOptimizer":
+        """Returns the optimizer that a config describes."""
+        config = dict(config)
+        inner_optimizer = arguments.deserialize_optimizer(
+            config.pop("inner_optimizer"), custom_objects
+        )
+        return cls(inner_optimizer, **config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the float32 masters: Keras saves `inner_optimizer` itself."""
+        store["saturated_weights"] = ops.convert_to_numpy(
+            self.saturated_weights
+        )
+        for index, master in enumerate(self._masters.values()):
+            if master.variable is not None:
+                value = ops.convert_to_numpy(master.read())
+                store[f"master_{index}"] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the masters, from whatever storage they were saved.
+
+        The file of an optimizer without masters is the inner optimizer's.
+        """
+        if "saturated_weights" not in store:
+            self.inner_optimizer.load_own_variables(store)
+            return
+        self.saturated_weights.assign(store["saturated_weights"])
+        for index, master in enumerate(self._masters.values()):
+            if f"master_{index}" in store:
+                master.load(store[f"master_{index}"])
+
+    def _count_saturated(self, x: Tensor) -> None:
+        beyond = ops.abs(x) > rounding_rules.LARGEST_FLOAT16
+        self.saturated_weights.assign_add(ops.sum(ops.cast(beyond, "int32")))
+
+    def _check_variables(self, narrow: Sequence[Variable]) -> None:
+        for variable in narrow:
+            if not isinstance(variable, keras.Variable):
+                raise TypeError(
+                    "A 16-bit trainable variable must be a `keras.Variable`, "
+                    "because in a step it stands for its master; make it with "
+                    "`keras.Variable(value, dtype=...)`. Received: "
+                    f"{variable!r}"
+                )
+            if dtype_name(variable) == "float16" and (
+                self.storage != "float32" or self.rounding != "nearest"
+            ):
+                raise ValueError(
+                    "With float16 variables `storage` must be 'float32' and "
+                    "`rounding` 'nearest', because only a bfloat16 is the "
+                    "upper half of a float32; use bfloat16, or the defaults. "
+                    f"Received: storage={self.storage!r}, "
+                    f"rounding={self.rounding!r} for the float16 variable "
+                    f"{variable.path}"
+                )
+
+
+def dtype_name(variable: Any) -> str:
+    """Returns the name of a variable's dtype."""
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
+def _where(condition: Tensor | bool, actions: Sequence[Callable]) -> None:
+    """Calls functions where a condition is true."""
+
+    def act() -> None:
+        for action in actions:
+            action()
+
+    if condition is True:
+        act()
+    elif actions:
+        ops.cond(condition, act, lambda: None)
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "`MasterWeightOptimizer` must be used with the TensorFlow backend "
+            "of Keras, because it writes to variables in the step; on others "
+            "keep variables in float32 (`mixed_bfloat16`). Received: the "
+            f"backend {keras.backend.backend()!r}"
+        )
+
+
+def _check_is_not_stacked(inner_optimizer: Any) -> None:
+    if isinstance(inner_optimizer, MasterWeightOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must not be a MasterWeightOptimizer, because "
+            "there is one master of each weight. Received: "
+            f"inner_optimizer={inner_optimizer}"
+        )
+
+
+def _check_choices(storage: Any, rounding: Any) -> None:
+    if storage not in _STORAGES:
+        raise ValueError(
+            "`storage` must be 'float32', 'remainder' or None, because these "
+            f"are the ways to keep a master. Received: storage={storage!r}"
+        )
+    if rounding not in _ROUNDINGS:
+        raise ValueError(
+            "`rounding` must be 'nearest' or 'stochastic', because a weight "
+            "is rounded to either the nearest or one of two neighbours. "
+            f"Received: rounding={rounding!r}"
+        )
+    if storage == "remainder" and rounding == "stochastic":
+        raise ValueError(
+            "`storage='remainder'` and `rounding='stochastic'` must not be "
+            "combined, because 16 bits cannot say which neighbour was taken; "
+            "use 'float32', or None for no masters at all. Received: both"
+        )
+    if storage is None and rounding == "nearest":
+        raise ValueError(
+            "Without masters `rounding` must be 'stochastic', because "
+            "rounding to the nearest loses every update below half an ulp. "
+            "Received: storage=None, rounding='nearest'"
+        )
+
+
+def _check_is_alone() -> None:
+    if distribution.is_distributed():
+        raise ValueError(
+            "Under a strategy `MasterWeightOptimizer` must be inside of a "
+            "loss scale, because that sums gradients over replicas before "
+            "the step; use `mp.wrap(optimizer)`, with `dynamic=False, "
+            "initial_scale=1.0` to scale nothing. Received: a step of "
+            "`MasterWeightOptimizer` by itself"
+        )
