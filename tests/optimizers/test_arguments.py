@@ -169,7 +169,7 @@ def test_numbers_set_live_take_effect_without_retracing():
     [
         ("growth_factor", 1.0, "must be above 1"),
         ("growth_interval", True, "must be a number"),
-        ("min_scale", 2.0**25, "must lie between `min_scale`"),
+        ("min_scale", 2.0**25, "must not be above `max_scale`"),
         ("max_scale", 0.5, "must not pass 1 after"),
         ("min_scale", 0.5, "must not pass 1 after"),
         ("max_scale", 2.0**127, r"must not pass 2\*\*126 after"),

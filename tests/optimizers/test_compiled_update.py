@@ -182,25 +182,28 @@ def test_false_is_obeyed():
     assert not is_compiled(step)
 
 
-def compiled_step(optimizer, count=3, size=LARGE):
+def compiled_step(optimizer, count=3, size=LARGE, dtype="float32"):
     """Returns the optimized HLO of a step that is compiled as a whole."""
-    variables = [keras.Variable(np.ones(size, "float32")) for _ in range(count)]
+    variables = [
+        keras.Variable(np.ones(size), dtype=dtype) for _ in range(count)
+    ]
     optimizer.build(variables)
-    optimizer.scale_loss(1.0)
+    if not isinstance(optimizer, mp.MasterWeightOptimizer):
+        optimizer.scale_loss(1.0)
 
     @tf.function(jit_compile=True)
     def step(*gradients):
         optimizer.apply(list(gradients), variables)
 
-    gradients = [tf.ones(size)] * count
+    gradients = [tf.ones(size, dtype)] * count
     step(*gradients)
     return step.experimental_get_compiler_ir(*gradients)(stage="optimized_hlo")
 
 
-def instructions(hlo, operation, size=LARGE):
+def instructions(hlo, operation, size=LARGE, dtype="f32"):
     """Counts the instructions whose result has `size` elements."""
     entry = hlo[hlo.index("ENTRY") :]
-    pattern = rf"= \(?f32\[{size}\][^=]* {operation}\("
+    pattern = rf"= \(?{dtype}\[{size}\][^=]* {operation}\("
     return len(re.findall(pattern, entry))
 
 
@@ -226,6 +229,20 @@ def test_nothing_is_copied_and_nothing_branches(name, slots):
         assert instructions(theirs, "copy") >= 3 * slots
     # The one conditional looks at gradients again if a sum is not finite.
     assert len(re.findall(r" conditional\(", ours)) == 1
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_masters_cost_one_write_of_the_weights(name):
+    """And no pass over anything in float32 that the bare optimizer lacks."""
+    optimizer_class = getattr(keras.optimizers, name)
+    bare = compiled_step(optimizer_class(0.1))
+    ours = compiled_step(
+        mp.MasterWeightOptimizer(optimizer_class(0.1)), dtype="bfloat16"
+    )
+    assert instructions(ours, "copy") == 0
+    assert instructions(ours, "copy", dtype="bf16") == 0
+    assert instructions(ours, "fusion") <= instructions(bare, "fusion")
+    assert instructions(ours, "fusion", dtype="bf16") == 3  # variables
 
 
 def test_a_skipped_step_runs_the_same_operations():

@@ -433,6 +433,81 @@ def test_checkpoint_under_a_strategy(strategy_name, tmp_path):
     assert_same(replicas.values(), restored.values())
 
 
+@strategies.SEVERAL
+@pytest.mark.parametrize("storage", ["float32", "remainder"])
+@UPDATES
+def test_masters_are_the_same_on_every_replica(
+    strategy_name, storage, jit_compile
+):
+    """And those of one device that is given the sums of the gradients."""
+
+    def make(strategy):
+        with strategy.scope():
+            weights = [
+                keras.Variable(np.ones(shape), dtype="bfloat16")
+                for shape in SHAPES
+            ]
+            optimizer = mp.wrap(
+                keras.optimizers.Adam(2.0**-10, use_ema=True),
+                storage=storage,
+                initial_scale=8.0,
+                jit_compile=jit_compile,
+            )
+            optimizer.build(weights)
+        optimizer.scale_loss(1.0)
+
+        @tf.function
+        def step(*gradients):
+            strategy.run(
+                lambda g: optimizer.apply(g, weights), args=(gradients,)
+            )
+
+        def values():
+            return [
+                strategies.one_value(strategy, v)
+                for v in [*weights, *optimizer.variables]
+            ]
+
+        return optimizer, weights, step, values
+
+    several, one = strategies.make(strategy_name), strategies.NoStrategy()
+    count = several.num_replicas_in_sync
+    ours, weights, step, values = make(several)
+    theirs, their_weights, one_step, expected = make(one)
+    rng = np.random.default_rng(0)
+    for bad in (False, False, True, False):
+        # Of 4 bits, so that sums in bfloat16 are exact.
+        gradients = [
+            [
+                tf.constant(rng.integers(-8, 8, shape), "bfloat16")
+                for _ in range(count)
+            ]
+            for shape in SHAPES
+        ]
+        if bad:
+            gradients[0][-1] = gradients[0][-1] * NAN
+        step(*(strategies.per_replica(several, g) for g in gradients))
+        one_step(*(sum(g[1:], g[0]) for g in gradients))
+        assert_same(values(), expected())
+    assert int(strategies.one_value(several, ours.skipped_steps)) == 1
+    # After the last epoch `fit` does this outside of replicas.
+    with several.scope():
+        ours.finalize_variable_values(weights)
+    theirs.finalize_variable_values(their_weights)
+    assert_same(values(), expected())
+
+
+def test_masters_by_themselves_are_for_one_device():
+    strategy = strategies.make("mirrored_2")
+    with strategy.scope():
+        weight = keras.Variable([1.0], dtype="bfloat16")
+        optimizer = mp.MasterWeightOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build([weight])
+
+    with pytest.raises(ValueError, match="inside of a loss scale"):
+        strategy.run(lambda: optimizer.apply([tf.ones(1)], [weight]))
+
+
 def test_an_optimizer_from_outside_of_the_scope_is_refused():
     strategy = strategies.make("mirrored_2")
     with strategy.scope():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_mixprec as mp
 from tf_mixprec.optimizers import keras_internals
 
 
@@ -121,3 +122,36 @@ def test_the_optimizers_in_a_multi_optimizer_are_found():
     assert keras_internals.global_clipnorm(optimizer) is None
     alone = keras.optimizers.Adam(global_clipnorm=1.0)
     assert keras_internals.global_clipnorm(alone) == 1.0
+
+
+def test_a_variable_says_the_dtype_that_its_slots_get():
+    variable = keras.Variable([1.0, 2.0], dtype="bfloat16")
+    optimizer = keras.optimizers.Adam()
+    with keras_internals.seen_as("float32", [variable]):
+        assert variable.dtype == "float32"
+        optimizer.build([variable])
+    assert variable.dtype == "bfloat16"
+    slots = optimizer.variables[2:]
+    assert [slot.dtype for slot in slots] == ["float32"] * 2
+    stand_in = tf.Variable([7.0, 8.0])
+    with keras_internals.holding({id(variable): stand_in}, [variable]):
+        assert variable.dtype == "float32"
+        assert (variable * 0.1).dtype == tf.float32
+    assert variable.dtype == "bfloat16"
+
+
+def test_moving_averages_are_found_by_key():
+    optimizer, variables = make(keras.optimizers.SGD(1.0, use_ema=True))
+    optimizer.apply([tf.ones(2), tf.ones(1)], variables)
+    averages = keras_internals.moving_averages(optimizer)
+    for variable in variables:
+        average = averages[keras_internals.key_of(optimizer, variable)]
+        np.testing.assert_array_equal(average.numpy(), variable.numpy())
+    assert keras_internals.moving_averages(keras.optimizers.SGD()) == {}
+
+
+def test_the_optimizer_that_updates_is_found_in_its_wrappers():
+    inner = keras.optimizers.SGD()
+    wrapped = mp.wrap(mp.MasterWeightOptimizer(inner))
+    assert keras_internals.updating(wrapped) is inner
+    assert keras_internals.updating(inner) is inner

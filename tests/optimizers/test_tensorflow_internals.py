@@ -1,10 +1,12 @@
 """The private part of TensorFlow that we use is where we look for it."""
 
+import keras
 import pytest
 import strategies
 import tensorflow as tf
 
 from tf_mixprec.optimizers import tensorflow_internals
+from tf_mixprec.optimizers.remainder_variable import RemainderVariable
 
 
 @pytest.mark.parametrize("jit_compile", [True, False])
@@ -39,3 +41,23 @@ def test_it_is_known_on_each_replica(jit_compile):
 
     tf.function(lambda: strategy.run(replica))()
     assert seen == [jit_compile, jit_compile]
+
+
+def test_a_checkpoint_asks_a_variable_what_to_save(tmp_path):
+    weight = keras.Variable([1.0, -3.0], dtype="bfloat16")
+    remainder = RemainderVariable(weight, "remainder")
+    remainder.assign([5, -6])
+    path = tf.train.Checkpoint(r=remainder).save(tmp_path / "checkpoint")
+    ((name, shape),) = [
+        each
+        for each in tf.train.list_variables(path)
+        if each[0].startswith("r/")
+    ]
+    assert shape == [2]
+    expected = [1 + 5 * 2.0**-23, -3 + 6 * 2.0**-22]
+    saved = tf.train.load_variable(path, name)
+    assert saved.dtype == "float32"
+    assert saved.tolist() == expected
+    remainder.assign([0, 0])
+    tf.train.Checkpoint(r=remainder).restore(path).assert_consumed()
+    assert remainder.numpy().tolist() == [5, -6]

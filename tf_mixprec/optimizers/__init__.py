@@ -4,7 +4,10 @@
 `gradients` unscales and judges a list of gradients, `live_rule` holds a rule's
 numbers on the device, `delegation` makes the wrapper transparent, `ledger`
 remembers what a custom loop has already done, `distribution` knows
-`tf.distribute`. How the scale moves is not here but in `loss_scale/`.
+`tf.distribute`. `MasterWeightOptimizer` stands between it and an optimizer of
+16-bit variables; `stacking` puts it there, `masters` has the ways to keep a
+master, `master_views` what the optimizer sees of them. How the scale
+moves is not here but in `loss_scale/`.
 """
 
 from tf_mixprec.optimizers.loss_scale_optimizer import LossScaleOptimizer

@@ -143,9 +143,10 @@ def plus_gradient_of(
 
     Args:
         function: From a tensor to a scalar.
-        value: Where its gradient is taken.
+        value: Where its gradient is taken: a tensor or a variable.
         gradient: What to add it to. A sparse one becomes dense.
     """
+    value = tf.convert_to_tensor(value)
     with tf.GradientTape() as tape:
         tape.watch(value)
         result = function(value)

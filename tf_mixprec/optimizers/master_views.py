@@ -46,20 +46,40 @@ class MasterView(VariableView):
     def _scatter(
         self, slices: Any, change: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> VariableView:
-        """Changes the rows of the slices, and converts no other."""
-        rows, row_of_slice = tf.unique(slices.indices)
+        """Changes the rows of the slices, and converts no other.
+
+        As many rows as slices, since XLA wants a static shape: where slices
+        share a row, what is left over writes the first row once more.
+        """
+        count = tf.shape(slices.indices)[0]
+        _, row_of_slice = tf.unique(slices.indices)
+        places = tf.range(count)
+        first_slice = tf.math.unsorted_segment_min(places, row_of_slice, count)
+        is_left_over = first_slice >= count
+        rows = tf.gather(slices.indices, tf.where(is_left_over, 0, first_slice))
         values = change(
             self._read_rows(rows),
             row_of_slice[:, None],
             tf.cast(slices.values, tf.float32),
         )
-        self._write_rows(rows, values)
+        # A 0 does not count as one that saturates.
+        column = tf.reshape(is_left_over, [-1] + [1] * (values.shape.rank - 1))
+        values = tf.where(column, 0.0, values)
+        self._write_rows(rows, values, tf.where(is_left_over, 0, places))
         return self
 
     def _read_rows(self, rows: Tensor) -> Tensor:
+        """Returns the masters of some rows."""
         raise NotImplementedError
 
-    def _write_rows(self, rows: Tensor, values: Tensor) -> None:
+    def _write_rows(self, rows: Tensor, values: Tensor, source: Tensor) -> None:
+        """Writes some rows.
+
+        Args:
+            rows: Which rows, with repetitions.
+            values: Their masters, and zeros for repetitions.
+            source: Which of the values to write to each row.
+        """
         raise NotImplementedError
 
 
@@ -126,11 +146,9 @@ class Float32MasterView(MasterView):
         weight = tf.gather(self._variable.read_value(), rows)
         return self._current(master, weight)
 
-    def _write_rows(self, rows: Tensor, values: Tensor) -> None:
-        self._master.scatter_update(tf.IndexedSlices(values, rows))
-        self._variable.scatter_update(
-            tf.IndexedSlices(self._rounds(values), rows)
-        )
+    def _write_rows(self, rows: Tensor, values: Tensor, source: Tensor) -> None:
+        _update_rows(self._master, values, rows, source)
+        _update_rows(self._variable, self._rounds(values), rows, source)
 
 
 class RemainderView(MasterView):
@@ -165,11 +183,11 @@ class RemainderView(MasterView):
             tf.gather(self._remainder.read_value(), rows),
         )
 
-    def _write_rows(self, rows: Tensor, values: Tensor) -> None:
+    def _write_rows(self, rows: Tensor, values: Tensor, source: Tensor) -> None:
         upper = rounding.rounded(values, "bfloat16")
-        self._variable.scatter_update(tf.IndexedSlices(upper, rows))
+        _update_rows(self._variable, upper, rows, source)
         lower = rounding.remainder(values)
-        self._remainder.scatter_update(tf.IndexedSlices(lower, rows))
+        _update_rows(self._remainder, lower, rows, source)
 
 
 class StochasticView(MasterView):
@@ -200,7 +218,12 @@ class StochasticView(MasterView):
         weight = tf.gather(self._variable.read_value(), rows)
         return tf.cast(weight, tf.float32)
 
-    def _write_rows(self, rows: Tensor, values: Tensor) -> None:
-        self._variable.scatter_update(
-            tf.IndexedSlices(self._rounds(values), rows)
-        )
+    def _write_rows(self, rows: Tensor, values: Tensor, source: Tensor) -> None:
+        _update_rows(self._variable, self._rounds(values), rows, source)
+
+
+def _update_rows(
+    variable: Any, values: Tensor, rows: Tensor, source: Tensor
+) -> None:
+    """Writes `values[source]` to the rows of a variable."""
+    variable.scatter_update(tf.IndexedSlices(tf.gather(values, source), rows))

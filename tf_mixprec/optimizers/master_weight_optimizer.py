@@ -243,7 +243,7 @@ class MasterWeightOptimizer(TransparentWrapper):
         return [
             gradient_lists.plus_gradient_of(
                 variable.regularizer.regularizer,
-                ops.convert_to_tensor(variable),
+                variable,
                 gradient,
             )
             if gradient is not None
@@ -320,12 +320,10 @@ class MasterWeightOptimizer(TransparentWrapper):
     def load_own_variables(self, store: Any) -> None:
         """Loads the masters, from whatever storage they were saved.
 
-        The file of an optimizer without masters is the inner optimizer's.
+        Without masters in the file, they follow the weights.
         """
-        if "saturated_weights" not in store:
-            self.inner_optimizer.load_own_variables(store)
-            return
-        self.saturated_weights.assign(store["saturated_weights"])
+        if "saturated_weights" in store:
+            self.saturated_weights.assign(store["saturated_weights"])
         for index, master in enumerate(self._masters.values()):
             if f"master_{index}" in store:
                 master.load(store[f"master_{index}"])

@@ -1,10 +1,10 @@
 """Orthogonal initial values of 16-bit variables.
 
 They come from a QR decomposition, which TensorFlow does not have in bfloat16,
-so that Keras cannot build an LSTM with bfloat16 variables. A layer has no say in
-how its initializer is called, so one method of `keras.initializers.Orthogonal`
-is extended, here and nowhere else, when the first policy with 16-bit variables
-is made. In float32 and float64 it does what it did.
+so that Keras cannot build an LSTM with bfloat16 variables. A layer has no say
+in how its initializer is called, so one method of Keras's `Orthogonal` is
+extended, here and nowhere else, when the first policy with 16-bit variables is
+made. In float32 and float64 it does what it did.
 """
 
 import functools

@@ -39,7 +39,8 @@ def export_float32(model: keras.Model, optimizer: Any = None) -> keras.Model:
     >>> exported.layers[0].kernel.dtype
     'float32'
     """
-    optimizer = model.optimizer if optimizer is None else optimizer
+    if optimizer is None:
+        optimizer = getattr(model, "optimizer", None)
     masters = getattr(optimizer, "master_weights", None)
     if not callable(masters):
         raise TypeError(
