@@ -12,6 +12,8 @@ from tf_mixprec.training.float32_ends import compute_in_float32
 from tf_mixprec.training.optimizer_choice import OptimizerChoice
 from tf_mixprec.training.penalties import widen_regularizers
 from tf_mixprec.training.report import CompileReport
+from tf_mixprec.training.safe_skip import leave_no_trace
+from tf_mixprec.training.safe_skip import leave_traces
 from tf_mixprec.training.sixteen_bits import SixteenBitLayers
 from tf_mixprec.training.sixteen_bits import path_of
 
@@ -26,6 +28,8 @@ def compile(
     run_eagerly: bool = False,
     steps_per_execution: int = 1,
     jit_compile: bool | str = "auto",
+    *,
+    safe_skip: bool = False,
     **kwargs: Any,
 ) -> CompileReport:
     """Compiles a model for training, as `model.compile`, in its precision.
@@ -66,6 +70,10 @@ def compile(
         jit_compile: As in `model.compile`, except that `"auto"` is `False` for
             bfloat16 where no GPU is visible: oneDNN multiplies it faster than
             float32, XLA does not.
+        safe_skip: Whether a skipped step of `fit` leaves no trace: moving
+            statistics, loss and metrics are as before it too, and a model in
+            float32 skips steps as well. Costs a copy of what is not trained.
+            Defaults to false.
         **kwargs: Other arguments of the model's own `compile`.
 
     Returns:
@@ -74,7 +82,8 @@ def compile(
     Raises:
         TypeError: If `model` is no Keras model, if the model's own `compile`
             does not take an argument, or if `optimizer` is none.
-        ValueError: If `auto_scale_loss` is given.
+        ValueError: If `auto_scale_loss` is given, or `safe_skip` where no
+            optimizer of ours can skip a step.
 
     Example:
 
@@ -94,7 +103,7 @@ def compile(
     """
     check_arguments(model, kwargs)
     found = SixteenBitLayers.of(model)
-    choice = OptimizerChoice(found)
+    choice = OptimizerChoice(found, wraps_all=safe_skip)
     jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, found)
     call_compile(
         model,
@@ -117,13 +126,19 @@ def compile(
             [*found.float16, *found.bfloat16], on_masters=choice.keeps_masters
         )
         compute_in_float32(model)
-        recompiling.remember(model)
+    if safe_skip:
+        leave_no_trace(model)
+    else:
+        leave_traces(model)
+    if found or safe_skip:
+        recompiling.remember(model, safe_skip=safe_skip)
     return CompileReport(
         optimizers=choice.done,
         float16_layers=_paths(found.float16),
         bfloat16_layers=_paths(found.bfloat16),
         jit_compile=model.jit_compile,
         metrics_cast=bool(found),
+        safe_skip=safe_skip,
         widened_regularizers=widened,
         reasons=(*choice.reasons(), *jit_reasons),
     )

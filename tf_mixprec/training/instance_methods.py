@@ -21,3 +21,15 @@ def set_method(
     new = replacement(original)
     new._tf_mixprec_original = original  # type: ignore[attr-defined]
     setattr(instance, name, new)
+
+
+def unset_method(instance: Any, name: str) -> None:
+    """Gives one object the method of its class back.
+
+    Args:
+        instance: The object.
+        name: The name of the method.
+    """
+    method = vars(instance).get(name)
+    if hasattr(method, "_tf_mixprec_original"):
+        delattr(instance, name)

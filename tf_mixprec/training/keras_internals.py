@@ -30,3 +30,15 @@ def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
         yield
     finally:
         object.__setattr__(model, "_losses_override", former)
+
+
+def build_metrics(model: Any, data: Any) -> None:
+    """Makes the variables of loss and metrics, where they are not there yet.
+
+    Args:
+        model: A compiled model.
+        data: What `train_step` is given.
+    """
+    unbuilt = (model._compile_metrics, model._compile_loss)
+    if any(each is not None and not each.built for each in unbuilt):
+        model._symbolic_build(data_batch=data)

@@ -14,9 +14,11 @@ class OptimizerChoice:
 
     Args:
         found: The layers of the model that work in 16 bits.
+        wraps_all: Whether a model without such layers skips steps too.
     """
 
-    def __init__(self, found: SixteenBitLayers):
+    def __init__(self, found: SixteenBitLayers, *, wraps_all: bool = False):
+        self._wraps_all = wraps_all
         self.done: dict[str, str] = {}
         self.float16 = bool(found.float16)
         self._found = found
@@ -32,7 +34,7 @@ class OptimizerChoice:
         """
         if optimizer is None:
             return None
-        if not self._found:
+        if not self._found and not self._wraps_all:
             self.done[name] = "as given"
             return optimizer
         key = id(optimizer)
@@ -93,8 +95,8 @@ class OptimizerChoice:
 _REASONS = {
     "wrapped": "float16 gradients below 6e-8 are zero: the loss is scaled.",
     "skips": (
-        "bfloat16 has the range of float32: the loss is not scaled, steps that "
-        "are not finite are skipped."
+        "No gradient is float16: the loss is not scaled, steps that are not "
+        "finite are skipped."
     ),
     "fixed": "`loss_scale_factor` is kept as a fixed loss scale.",
     "converted": "Keras's LossScaleOptimizer is converted, with its scale.",

@@ -20,6 +20,7 @@ class CompileReport:
         jit_compile: Whether XLA compiles the steps.
         metrics_cast: Whether 16-bit predictions are cast to float32 for losses
             and metrics, and added losses for their sum.
+        safe_skip: Whether a skipped step leaves no trace.
         widened_regularizers: Paths of layers of which regularizers now compute
             in float32.
         reasons: Why, one line each.
@@ -40,6 +41,7 @@ class CompileReport:
     bfloat16_layers: tuple[str, ...]
     jit_compile: bool
     metrics_cast: bool
+    safe_skip: bool
     widened_regularizers: tuple[str, ...]
     reasons: tuple[str, ...]
 
@@ -53,6 +55,8 @@ class CompileReport:
             "losses and metrics: "
             + ("cast to float32" if self.metrics_cast else "as in Keras"),
         ]
+        if self.safe_skip:
+            lines.append("skipped steps: leave no trace")
         if self.widened_regularizers:
             names = _listed(self.widened_regularizers)
             lines.append(f"regularizers in float32: {names}")

@@ -1,0 +1,98 @@
+"""A skipped step of `fit` that leaves no trace.
+
+The optimizer protects weights and slots. By then the forward pass has moved the
+statistics of batch normalization, and the batch's loss and metrics are counted:
+one nan among them, and both are nan to the end. So a step first notes what it
+is about to change, and puts it back where the optimizer has skipped the step.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from tf_mixprec._typing import Tensor
+from tf_mixprec._typing import Variable
+from tf_mixprec.optimizers import LossScaleOptimizer
+from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import set_method
+from tf_mixprec.training.instance_methods import unset_method
+
+
+def leave_no_trace(model: Any) -> None:
+    """Makes skipped steps of a model leave no trace.
+
+    Moving statistics, other non-trainable weights, the loss and the metrics are
+    as they were before the step; seeds of random layers go on. It is decided
+    on the device, without a branch.
+
+    Args:
+        model: A model that is compiled with `LossScaleOptimizer`s.
+
+    Raises:
+        ValueError: On another backend than TensorFlow, or with no such
+            optimizer.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "`safe_skip=True` must be used with the TensorFlow backend of "
+            "Keras, because it works on variables in `train_step`. Received: "
+            f"the backend {keras.backend.backend()!r}"
+        )
+    if not _optimizers(model):
+        raise ValueError(
+            "`safe_skip=True` must be used with an optimizer of `mp.wrap` in "
+            "an attribute of the model, because that says whether a step was "
+            f"skipped. Received: model.optimizer={model.optimizer!r}"
+        )
+    set_method(model, "train_step", lambda method: _traceless(model, method))
+
+
+def leave_traces(model: Any) -> None:
+    """Gives a model back its own `train_step`."""
+    unset_method(model, "train_step")
+
+
+def _traceless(
+    model: Any, train_step: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Returns the `train_step` that puts back what a skipped step changed."""
+
+    def traceless_train_step(data: Any) -> Any:
+        if not _optimizers(model):  # compiled anew, by Keras
+            return train_step(data)
+        keras_internals.build_metrics(model, data)
+        variables = _changed(model)
+        before = [ops.copy(variable) for variable in variables]
+        train_step(data)
+        skipped = _skipped(model)
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(ops.where(skipped, value, variable))
+        return model.get_metrics_result()
+
+    return traceless_train_step
+
+
+def _changed(model: Any) -> list[Variable]:
+    """Returns what a step changes and the optimizer does not protect."""
+    # Not `non_trainable_variables`, which has the seeds in it.
+    variables = [*model.non_trainable_weights, *model.metrics_variables]
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _skipped(model: Any) -> Tensor:
+    """Returns whether an optimizer of the model has skipped the step."""
+    first, *others = (each.found_inf for each in _optimizers(model))
+    return functools.reduce(ops.logical_or, others, ops.cast(first, "bool"))
+
+
+def _optimizers(model: Any) -> list[LossScaleOptimizer]:
+    """Returns the optimizers that a model has in its attributes."""
+    found = {
+        id(value): value
+        for value in [model.optimizer, *vars(model).values()]
+        if isinstance(value, LossScaleOptimizer)
+    }
+    return list(found.values())
