@@ -243,6 +243,15 @@ def test_masters_cost_one_write_of_the_weights(name):
     assert instructions(ours, "copy", dtype="bf16") == 0
     assert instructions(ours, "fusion") <= instructions(bare, "fusion")
     assert instructions(ours, "fusion", dtype="bf16") == 3  # variables
+    halves = compiled_step(
+        mp.MasterWeightOptimizer(optimizer_class(0.1), "remainder"),
+        dtype="bfloat16",
+    )
+    for dtype in ("f32", "bf16", "s16"):
+        assert instructions(halves, "copy", dtype=dtype) == 0
+    assert instructions(halves, "fusion") <= instructions(bare, "fusion")
+    assert instructions(halves, "fusion", dtype="bf16") == 3
+    assert instructions(halves, "fusion", dtype="s16") == 3
 
 
 def test_a_skipped_step_runs_the_same_operations():

@@ -5,6 +5,7 @@ Not here: gradients that are `None` or sparse (`optimizers/gradients.py`).
 
 from collections.abc import Sequence
 
+import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
@@ -46,10 +47,17 @@ def found_inf_by_sums(tensors: Sequence[Tensor]) -> Tensor:
     Returns:
         Scalar bool tensor.
     """
-    # In at least float32: half precision overflows at once.
-    sums = [ops.sum(widened(t)) for t in tensors]
+    sums = [ops.sum(_with_wide_range(t)) for t in tensors]
     return ops.cond(
         found_inf(sums),
         lambda: found_inf(tensors),
         lambda: ops.convert_to_tensor(False),
     )
+
+
+def _with_wide_range(tensor: Tensor) -> Tensor:
+    """Returns a tensor whose sum does not overflow at once, as in float16."""
+    tensor = ops.convert_to_tensor(tensor)
+    # A bfloat16 has the range of float32, and a cast would be a copy.
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return tensor if dtype == "bfloat16" else widened(tensor)

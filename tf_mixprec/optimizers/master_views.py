@@ -158,11 +158,13 @@ class RemainderView(MasterView):
         weight: The bfloat16 variable.
         key: What the optimizer knows it by.
         remainder: The int16 variable.
+        one: Scalar float32 tensor: a 1 that a compiler does not know.
     """
 
-    def __init__(self, weight: Any, key: Any, remainder: Any):
+    def __init__(self, weight: Any, key: Any, remainder: Any, one: Tensor):
         super().__init__(weight, key)
         self._remainder = remainder
+        self._one = one
 
     def read_value(self) -> Tensor:
         """Returns the master."""
@@ -172,7 +174,9 @@ class RemainderView(MasterView):
 
     def assign(self, value: Any) -> VariableView:
         """Replaces the master and the weight."""
-        value = tf.cast(value, tf.float32)
+        # XLA computes a quotient once and keeps it. What is cheap it computes
+        # for each half, from copies of the old ones.
+        value = tf.cast(value, tf.float32) / self._one
         self._variable.assign(rounding.rounded(value, "bfloat16"))
         self._remainder.assign(rounding.remainder(value))
         return self

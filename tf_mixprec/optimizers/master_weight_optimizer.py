@@ -222,8 +222,11 @@ class MasterWeightOptimizer(TransparentWrapper):
     def _masters_seen(self) -> Iterator[None]:
         """Lets 16-bit variables hold views of their masters."""
         weights = [master.weight for master in self._masters.values()]
+        # No compiler knows that steps are not counted from below 0.
+        counted = ops.greater_equal(self.inner_optimizer._iterations, 0)
+        one = ops.cast(counted, "float32")
         views = [
-            master.view(key, self._rounds(index, master))
+            master.view(key, self._rounds(index, master), one)
             for index, (key, master) in enumerate(self._masters.items())
         ]
         updates = self._updates()

@@ -39,7 +39,9 @@ class Float32Master:
                 name=name,
             )
 
-    def view(self, key: Any, rounds: Rounds) -> master_views.MasterView:
+    def view(
+        self, key: Any, rounds: Rounds, one: Tensor
+    ) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.Float32MasterView(
             keras_internals.held_variable(self.weight),
@@ -100,12 +102,15 @@ class RemainderMaster:
         with distribution.colocated(weight):
             self.variable = RemainderVariable(weight, name)
 
-    def view(self, key: Any, rounds: Rounds) -> master_views.MasterView:
+    def view(
+        self, key: Any, rounds: Rounds, one: Tensor
+    ) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.RemainderView(
             keras_internals.held_variable(self.weight),
             key,
             keras_internals.held_variable(self.variable),
+            one,
         )
 
     def read(self) -> Tensor:
@@ -142,7 +147,9 @@ class NoMaster:
     def __init__(self, weight: Variable):
         self.weight = weight
 
-    def view(self, key: Any, rounds: Rounds) -> master_views.MasterView:
+    def view(
+        self, key: Any, rounds: Rounds, one: Tensor
+    ) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.StochasticView(
             keras_internals.held_variable(self.weight), key, rounds
