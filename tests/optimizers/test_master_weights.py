@@ -478,21 +478,76 @@ def test_stochastic_updates_have_the_right_mean_and_can_be_resumed():
     assert (weight.numpy().astype("float64") != values).any()
 
 
-def test_writes_of_one_step_do_not_share_their_random_bits():
-    def after(weight_decay):
-        weight = keras.Variable(np.ones(4000), dtype="bfloat16")
-        optimizer = mp.MasterWeightOptimizer(
-            keras.optimizers.SGD(1.0, weight_decay=weight_decay),
-            None,
-            "stochastic",
-        )
-        optimizer.apply([tf.fill([4000], 2.0**-10)], [weight])
-        return weight.numpy().astype("float64")
+def test_a_step_rounds_once():
+    """Weight decay, update and constraint: each would add its own error."""
+    weight = keras.Variable(np.ones(4000), dtype="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(
+        keras.optimizers.SGD(1.0, weight_decay=2.0**-10), None, "stochastic"
+    )
+    optimizer.apply([tf.fill([4000], 2.0**-10)], [weight])
+    values, counts = np.unique(
+        weight.numpy().astype("float64"), return_counts=True
+    )
+    # Half an ulp below 1: one of the neighbours of that.
+    assert values.tolist() == [1 - 2.0**-8, 1.0]
+    assert abs(counts[0] / 4000 - 0.5) < 4 * 0.5 / np.sqrt(4000)
 
-    # Twice rounded independently: the mean is still right.
-    both = after(2.0**-10)
+
+def test_writes_in_a_branch_of_the_optimizer_do_not_share_random_bits():
+    weight = keras.Variable(np.ones(4000), dtype="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(
+        keras.optimizers.SGD(
+            1.0, weight_decay=2.0**-9, gradient_accumulation_steps=2
+        ),
+        None,
+        "stochastic",
+    )
+    for _ in range(2):
+        optimizer.apply([tf.fill([4000], 2.0**-9)], [weight])
+    both = weight.numpy().astype("float64")
+    # Rounded twice, by other draws: the mean is still right.
+    assert len(np.unique(both)) == 3
     error = both.std() / np.sqrt(both.size)
-    assert abs(both.mean() - (1 - 2.0**-9)) < 4 * error
+    assert abs(both.mean() - (1 - 2.0**-8)) < 4 * error
+
+
+class WritesInABranch(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        tf.cond(
+            tf.reduce_sum(gradient) > 0,
+            lambda: super(WritesInABranch, self).update_step(
+                gradient, variable, learning_rate
+            ),
+            lambda: None,
+        )
+
+
+def test_a_branch_of_an_optimizer_of_ones_own_is_refused():
+    weight = keras.Variable([1.0], dtype="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(WritesInABranch(1.0))
+    optimizer.build([weight])
+    with pytest.raises(RuntimeError, match="in a branch"):
+        tf.function(lambda: optimizer.apply([tf.ones(1)], [weight]))()
+
+
+@MODES
+def test_micro_batches_that_only_add_up_write_no_weight(mode):
+    """Masters are rounded once an update."""
+    weight = keras.Variable([1.0], dtype="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=4)
+    )
+    optimizer.build([weight])
+    run = in_mode(
+        mode, lambda: optimizer.apply([tf.constant([2.0**-10])], [weight])
+    )
+    for i in range(8):
+        run()
+        updates = (i + 1) // 4
+        master = float(np.array(optimizer.master_of(weight))[0])
+        assert master == 1.0 - updates * 2.0**-10
+    accumulators = optimizer.inner_optimizer._accumulated_gradients
+    assert [a.dtype for a in accumulators] == ["float32"]
 
 
 @pytest.mark.parametrize("saved", ["float32", "remainder"])

@@ -16,20 +16,48 @@ if keras.backend.backend() == "tensorflow":
 class MasterView(VariableView):
     """A 16-bit variable as a float32 variable.
 
+    What an optimizer writes is held until `publish`, so that a step with weight
+    decay, an update and a constraint rounds once. Optimizers whose update is in
+    a branch of the graph write at once, since a branch may not be taken.
+
     Args:
         weight: The 16-bit variable: a `tf.Variable`, or a view of one.
         key: What the optimizer knows it by.
+        holds: Whether to hold what is written.
     """
 
-    def __init__(self, weight: Any, key: Any):
+    def __init__(self, weight: Any, key: Any, *, holds: bool):
         super().__init__(weight, key, None)
         self.dtype = tf.float32
+        self._holds = holds
+        self._held: Tensor | None = None
+        self._graph = _current_graph()
 
-    def make_current(self) -> None:
-        """Replaces a master that the weight no longer comes from."""
+    def read_value(self) -> Tensor:
+        """Returns the master."""
+        return self._stored() if self._held is None else self._held
+
+    def assign(self, value: Any) -> VariableView:
+        """Replaces the master."""
+        value = tf.cast(value, tf.float32)
+        if not self._holds:
+            self._store(value)
+            return self
+        if _current_graph() is not self._graph:
+            raise RuntimeError(
+                "An optimizer must not write to 16-bit variables in a branch "
+                "or a loop of its own, because masters are written when the "
+                "step is done; use `keras.ops.where`, or keep the variables "
+                f"in float32. Received: a write to {self.name} there"
+            )
+        self._held = value
+        return self
 
     def publish(self) -> None:
-        """Writes to the weight what the master has become."""
+        """Writes what is held."""
+        if self._held is not None:
+            self._store(self._held)
+            self._held = None
 
     def scatter_add(self, slices: Any) -> VariableView:
         """Adds to some rows."""
@@ -51,6 +79,7 @@ class MasterView(VariableView):
         As many rows as slices, since XLA wants a static shape: where slices
         share a row, what is left over writes the first row once more.
         """
+        self.publish()
         count = tf.shape(slices.indices)[0]
         _, row_of_slice = tf.unique(slices.indices)
         places = tf.range(count)
@@ -67,6 +96,14 @@ class MasterView(VariableView):
         values = tf.where(column, 0.0, values)
         self._write_rows(rows, values, tf.where(is_left_over, 0, places))
         return self
+
+    def _stored(self) -> Tensor:
+        """Returns the master that the variables hold."""
+        raise NotImplementedError
+
+    def _store(self, value: Tensor) -> None:
+        """Writes a master to the variables."""
+        raise NotImplementedError
 
     def _read_rows(self, rows: Tensor) -> Tensor:
         """Returns the masters of some rows."""
@@ -91,7 +128,9 @@ class Float32MasterView(MasterView):
         key: What the optimizer knows it by.
         master: The float32 variable.
         rounds: From float32 values to the 16-bit values of the weight.
-        follows: From master and weight to where the one has become the other.
+        current: From master and weight to the master: the weight where it is
+            not the rounded master any more.
+        holds: Whether to hold what is written.
     """
 
     def __init__(
@@ -100,55 +139,60 @@ class Float32MasterView(MasterView):
         key: Any,
         master: Any,
         rounds: Callable[[Tensor], Tensor],
-        follows: Callable[[Tensor, Tensor], Tensor],
+        current: Callable[[Tensor, Tensor], Tensor],
+        *,
+        holds: bool,
     ):
-        super().__init__(weight, key)
+        super().__init__(weight, key, holds=holds)
         self._master = master
         self._rounds = rounds
-        self._follows = follows
-        self._is_current = False
-        self._has_rows_only = True
+        self._current = current
 
-    def make_current(self) -> None:
-        if not self._is_current:
-            self._is_current = True
-            self._master.assign(
-                self._current(
-                    self._master.read_value(), self._variable.read_value()
-                )
-            )
-
-    def _current(self, master: Tensor, weight: Tensor) -> Tensor:
-        return tf.where(
-            self._follows(master, weight), master, tf.cast(weight, tf.float32)
+    def _stored(self) -> Tensor:
+        return self._current(
+            self._master.read_value(), self._variable.read_value()
         )
 
-    def read_value(self) -> Tensor:
-        """Returns the master, as the weight that the user sees has it."""
-        self.make_current()
-        return self._master.read_value()
-
-    def assign(self, value: Any) -> VariableView:
-        """Replaces the master; `publish` writes the weight."""
-        self._is_current = True
-        self._has_rows_only = False
-        self._master.assign(tf.cast(value, tf.float32))
-        return self
-
-    def publish(self) -> None:
-        if not self._has_rows_only:
-            self._variable.assign(self._rounds(self._master.read_value()))
+    def _store(self, value: Tensor) -> None:
+        self._master.assign(value)
+        # Of what was written: XLA would compute the value a second time, from
+        # a copy of the old master.
+        self._variable.assign(self._rounds(self._master.read_value()))
 
     def _read_rows(self, rows: Tensor) -> Tensor:
-        master = tf.gather(self._master.read_value(), rows)
-        if self._is_current:
-            return master
-        weight = tf.gather(self._variable.read_value(), rows)
-        return self._current(master, weight)
+        return self._current(
+            tf.gather(self._master.read_value(), rows),
+            tf.gather(self._variable.read_value(), rows),
+        )
 
     def _write_rows(self, rows: Tensor, values: Tensor, source: Tensor) -> None:
         _update_rows(self._master, values, rows, source)
         _update_rows(self._variable, self._rounds(values), rows, source)
+
+
+class Turns:
+    """A 1 that a compiler does not know, and that comes after a write.
+
+    The float32 masters of split weights are there for a moment only. Each waits
+    for the one before, or XLA would make them all at once.
+
+    Args:
+        iterations: Scalar int variable, in steps.
+    """
+
+    def __init__(self, iterations: Any):
+        # No compiler knows that steps are not counted from below 0.
+        self._is_true = tf.convert_to_tensor(iterations) >= 0
+        self.one = tf.cast(self._is_true, tf.float32)
+
+    def pass_on(self, written: list[VariableView]) -> None:
+        """Lets the next one wait for variables that are not empty."""
+        if 0 not in written[0].shape:
+            elements = [
+                tf.cast(tf.reshape(v.read_value(), [-1])[0], tf.float32)
+                for v in written
+            ]
+            self.one = tf.where(self._is_true, 1.0, sum(elements))
 
 
 class RemainderView(MasterView):
@@ -158,28 +202,36 @@ class RemainderView(MasterView):
         weight: The bfloat16 variable.
         key: What the optimizer knows it by.
         remainder: The int16 variable.
-        one: Scalar float32 tensor: a 1 that a compiler does not know.
+        turns: Puts the masters of a step in a row, where they are held.
+        holds: Whether to hold what is written.
     """
 
-    def __init__(self, weight: Any, key: Any, remainder: Any, one: Tensor):
-        super().__init__(weight, key)
+    def __init__(
+        self,
+        weight: Any,
+        key: Any,
+        remainder: Any,
+        turns: Turns,
+        *,
+        holds: bool,
+    ):
+        super().__init__(weight, key, holds=holds)
         self._remainder = remainder
-        self._one = one
+        self._turns = turns
 
-    def read_value(self) -> Tensor:
-        """Returns the master."""
+    def _stored(self) -> Tensor:
         return rounding.combined(
             self._variable.read_value(), self._remainder.read_value()
         )
 
-    def assign(self, value: Any) -> VariableView:
-        """Replaces the master and the weight."""
+    def _store(self, value: Tensor) -> None:
         # XLA computes a quotient once and keeps it. What is cheap it computes
         # for each half, from copies of the old ones.
-        value = tf.cast(value, tf.float32) / self._one
+        value = value / self._turns.one
         self._variable.assign(rounding.rounded(value, "bfloat16"))
         self._remainder.assign(rounding.remainder(value))
-        return self
+        if self._holds:
+            self._turns.pass_on([self._variable, self._remainder])
 
     def _read_rows(self, rows: Tensor) -> Tensor:
         return rounding.combined(
@@ -201,22 +253,25 @@ class StochasticView(MasterView):
         weight: The bfloat16 variable.
         key: What the optimizer knows it by.
         rounds: From float32 values to bfloat16 values.
+        holds: Whether to hold what is written.
     """
 
     def __init__(
-        self, weight: Any, key: Any, rounds: Callable[[Tensor], Tensor]
+        self,
+        weight: Any,
+        key: Any,
+        rounds: Callable[[Tensor], Tensor],
+        *,
+        holds: bool,
     ):
-        super().__init__(weight, key)
+        super().__init__(weight, key, holds=holds)
         self._rounds = rounds
 
-    def read_value(self) -> Tensor:
-        """Returns the weight, in float32."""
+    def _stored(self) -> Tensor:
         return tf.cast(self._variable.read_value(), tf.float32)
 
-    def assign(self, value: Any) -> VariableView:
-        """Replaces the weight."""
-        self._variable.assign(self._rounds(tf.cast(value, tf.float32)))
-        return self
+    def _store(self, value: Tensor) -> None:
+        self._variable.assign(self._rounds(value))
 
     def _read_rows(self, rows: Tensor) -> Tensor:
         weight = tf.gather(self._variable.read_value(), rows)
@@ -231,3 +286,8 @@ def _update_rows(
 ) -> None:
     """Writes `values[source]` to the rows of a variable."""
     variable.scatter_update(tf.IndexedSlices(tf.gather(values, source), rows))
+
+
+def _current_graph() -> Any:
+    """Returns the graph that is being traced, `None` in eager code."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -18,6 +18,7 @@ from tf_mixprec.optimizers import arguments
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers import keras_internals
+from tf_mixprec.optimizers import master_views
 from tf_mixprec.optimizers import masters
 from tf_mixprec.optimizers import random_bits
 from tf_mixprec.optimizers.delegation import TransparentWrapper
@@ -166,20 +167,18 @@ class MasterWeightOptimizer(TransparentWrapper):
 
     def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
         """Replaces the weights, and their masters, by the moving averages."""
+        if not self._masters:
+            self.inner_optimizer.finalize_variable_values(var_list)
+            return
         averages = keras_internals.moving_averages(self.inner_optimizer)
-        wide = []
         for variable in var_list:
             key = keras_internals.key_of(self, variable)
-            if key in self._masters and key in averages:
-                self._masters[key].write(ops.convert_to_tensor(averages[key]))
+            if key not in averages:
+                continue
+            average = ops.convert_to_tensor(averages[key])
+            if key in self._masters:
+                self._masters[key].write(average)
             else:
-                wide.append(variable)
-        if not self._masters:
-            self.inner_optimizer.finalize_variable_values(wide)
-            return
-        for variable in wide:
-            average = averages.get(keras_internals.key_of(self, variable))
-            if average is not None:
                 variable.assign(average)
 
     def sync(self) -> None:
@@ -221,23 +220,22 @@ class MasterWeightOptimizer(TransparentWrapper):
     @contextlib.contextmanager
     def _masters_seen(self) -> Iterator[None]:
         """Lets 16-bit variables hold views of their masters."""
+        inner = self.inner_optimizer
+        turns = master_views.Turns(inner._iterations)
+        holds = not keras_internals.has_branches(inner)
         weights = [master.weight for master in self._masters.values()]
-        # No compiler knows that steps are not counted from below 0.
-        counted = ops.greater_equal(self.inner_optimizer._iterations, 0)
-        one = ops.cast(counted, "float32")
         views = [
-            master.view(key, self._rounds(index, master), one)
+            master.view(
+                key, masters.Step(self._rounds(index, master), turns, holds)
+            )
             for index, (key, master) in enumerate(self._masters.items())
         ]
-        updates = self._updates()
-        if keras_internals.has_branches(self.inner_optimizer):
-            # In a branch it would be done in that branch alone.
-            _where(updates, [view.make_current for view in views])
         with keras_internals.holding(
             dict(zip(map(id, weights), views, strict=True)), weights
         ):
             yield
-        _where(updates, [view.publish for view in views])
+        for view in views:
+            view.publish()
 
     def _regularized(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
@@ -256,14 +254,6 @@ class MasterWeightOptimizer(TransparentWrapper):
             else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-
-    def _updates(self) -> Tensor | bool:
-        """Returns whether weights change, or gradients are only added up."""
-        inner = self.inner_optimizer
-        count = inner.gradient_accumulation_steps
-        if not count or inner.use_ema:
-            return True
-        return ops.equal((inner._iterations + 1) % count, 0)
 
     def _rounds(
         self, index: int, master: masters.Master
@@ -360,19 +350,6 @@ class MasterWeightOptimizer(TransparentWrapper):
 def dtype_name(variable: Any) -> str:
     """Returns the name of a variable's dtype."""
     return keras.backend.standardize_dtype(variable.dtype)
-
-
-def _where(condition: Tensor | bool, actions: Sequence[Callable]) -> None:
-    """Calls functions where a condition is true."""
-
-    def act() -> None:
-        for action in actions:
-            action()
-
-    if condition is True:
-        act()
-    elif actions:
-        ops.cond(condition, act, lambda: None)
 
 
 def _check_backend() -> None:

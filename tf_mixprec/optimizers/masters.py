@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -14,7 +15,19 @@ from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import master_views
 from tf_mixprec.optimizers.remainder_variable import RemainderVariable
 
-Rounds = Callable[[Tensor], Tensor]
+
+class Step(NamedTuple):
+    """What a view of a master must know of the step.
+
+    Args:
+        rounds: From float32 values to the 16-bit values of the weight.
+        turns: Puts the masters of the step in a row.
+        holds: Whether views hold what is written.
+    """
+
+    rounds: Callable[[Tensor], Tensor]
+    turns: master_views.Turns
+    holds: bool
 
 
 class Float32Master:
@@ -39,24 +52,22 @@ class Float32Master:
                 name=name,
             )
 
-    def view(
-        self, key: Any, rounds: Rounds, one: Tensor
-    ) -> master_views.MasterView:
+    def view(self, key: Any, step: Step) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.Float32MasterView(
             keras_internals.held_variable(self.weight),
             key,
             keras_internals.held_variable(self.variable),
-            rounds,
-            self._follows,
+            step.rounds,
+            self._current,
+            holds=step.holds,
         )
 
     def read(self) -> Tensor:
         """Returns the master, as the weight that the user sees has it."""
-        weight = ops.convert_to_tensor(self.weight)
-        master = ops.convert_to_tensor(self.variable)
-        return ops.where(
-            self._follows(master, weight), master, ops.cast(weight, "float32")
+        return self._current(
+            ops.convert_to_tensor(self.variable),
+            ops.convert_to_tensor(self.weight),
         )
 
     def write(self, value: Tensor) -> None:
@@ -73,6 +84,12 @@ class Float32Master:
     def load(self, value: Tensor) -> None:
         """Replaces the master."""
         self.variable.assign(value)
+
+    def _current(self, master: Tensor, weight: Tensor) -> Tensor:
+        """Returns the master, or the weight where it is not that, rounded."""
+        return ops.where(
+            self._follows(master, weight), master, ops.cast(weight, "float32")
+        )
 
     def _follows(self, master: Tensor, weight: Tensor) -> Tensor:
         """Returns where the weight is the rounded master."""
@@ -102,15 +119,14 @@ class RemainderMaster:
         with distribution.colocated(weight):
             self.variable = RemainderVariable(weight, name)
 
-    def view(
-        self, key: Any, rounds: Rounds, one: Tensor
-    ) -> master_views.MasterView:
+    def view(self, key: Any, step: Step) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.RemainderView(
             keras_internals.held_variable(self.weight),
             key,
             keras_internals.held_variable(self.variable),
-            one,
+            step.turns,
+            holds=step.holds,
         )
 
     def read(self) -> Tensor:
@@ -147,12 +163,13 @@ class NoMaster:
     def __init__(self, weight: Variable):
         self.weight = weight
 
-    def view(
-        self, key: Any, rounds: Rounds, one: Tensor
-    ) -> master_views.MasterView:
+    def view(self, key: Any, step: Step) -> master_views.MasterView:
         """Returns what the optimizer sees in a step."""
         return master_views.StochasticView(
-            keras_internals.held_variable(self.weight), key, rounds
+            keras_internals.held_variable(self.weight),
+            key,
+            step.rounds,
+            holds=step.holds,
         )
 
     def read(self) -> Tensor:
