@@ -67,3 +67,19 @@ def test_benchmark_of_the_train_step(monkeypatch, capsys, tmp_path):
     assert [f["casts"] > 0 for f in figures] == [False, True, True]
     for figure in figures:
         assert figure["minimum"] <= figure["median"] <= figure["maximum"]
+
+
+def test_benchmark_of_master_weights(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = load(ROOT / "benchmarks/master_weights.py")
+    monkeypatch.setattr(benchmark, "LOST_STEPS", 8)
+    file = tmp_path / "figures.json"
+    benchmark.main(["--sections", "lost", "--json", str(file)])
+    assert "masters remainder" in capsys.readouterr().out
+    for figure in json.loads(file.read_text())["figures"]:
+        lost = figure["largest_deviation"]
+        if figure["variant"] == "keras":
+            assert figure["mean_weight"] == 1.0
+            assert lost == 1.0 - figure["exact"]
+        elif figure["variant"] != "stochastic":
+            assert lost == 0.0

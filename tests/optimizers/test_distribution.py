@@ -433,7 +433,7 @@ def test_checkpoint_under_a_strategy(strategy_name, tmp_path):
     assert_same(replicas.values(), restored.values())
 
 
-@strategies.SEVERAL
+@pytest.mark.parametrize("strategy_name", ["mirrored_2"])
 @pytest.mark.parametrize("storage", ["float32", "remainder"])
 @UPDATES
 def test_masters_are_the_same_on_every_replica(
