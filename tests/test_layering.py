@@ -27,7 +27,6 @@ PURE = ("numerics", "loss_scale")
 KNOW_TENSORFLOW = (
     "optimizers/distribution.py",
     "optimizers/gradients.py",
-    "optimizers/ledger.py",
     "optimizers/local_variables.py",
     "optimizers/master_views.py",
     "optimizers/random_bits.py",

@@ -316,6 +316,33 @@ def test_a_remainder_is_at_most_half_an_ulp_off_until_it_is_synced():
 
 
 @STORAGES
+@pytest.mark.parametrize("value", [0.0, -0.0, np.inf, -np.inf])
+def test_what_is_assigned_is_never_nan(storage, value):
+    """A stale remainder below 0, or beyond inf, is no number."""
+    weight = keras.Variable(np.ones(3), dtype="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(keras.optimizers.SGD(1e-4), storage)
+    optimizer.apply([tf.constant([1.0, -1.0, 0.0])], [weight])
+    weight.assign(np.full(3, value))
+    master = np.array(optimizer.master_of(weight))
+    np.testing.assert_array_equal(
+        rounded(master).astype("float32"), np.full(3, value)
+    )
+    if value == 0:
+        optimizer.apply([tf.zeros(3)], [weight])
+        np.testing.assert_array_equal(
+            weight.numpy().astype("float32"), np.zeros(3)
+        )
+
+
+def test_an_epsilon_is_judged_while_keras_builds_a_model():
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, dtype="bfloat16")]
+    )
+    model.compile(mp.wrap("adam", master_weights=False), "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+
+
+@STORAGES
 def test_moving_averages_are_swapped_in_with_their_digits(storage):
     weights = make_weights()
     optimizer = mp.wrap(make("SGD", "ema"), storage=storage)
@@ -332,6 +359,43 @@ def test_moving_averages_are_swapped_in_with_their_digits(storage):
     optimizer.finalize_variable_values(weights)
     check_equal(masters_of(optimizer, weights), averages)
     check_equal([w.numpy() for w in weights], [rounded(a) for a in averages])
+
+
+@STORAGES
+def test_keras_swaps_weights_and_moving_averages(storage):
+    with mp.policy_scope("bfloat16"):
+        layer = keras.layers.Dense(3, use_bias=False)
+        model = keras.Sequential([keras.Input((4,)), layer])
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+    mp.compile(model, mp.wrap(optimizer, storage=storage), "mse")
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    for _ in range(3):  # not `fit`, which ends with the averages as weights
+        model.train_on_batch(x, x[:, :3])
+    (average,) = optimizer._model_variables_moving_average
+    (master,) = model.optimizer.master_weights(model).values()
+    before, expected = np.array(master), average.numpy()
+    assert (rounded(before) != rounded(expected)).any()
+    seen = []
+
+    class Sees(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            seen.append(layer.kernel.numpy())
+
+    callbacks = [keras.callbacks.SwapEMAWeights(), Sees()]
+    # Of Keras's swap by sums and differences, in float32.
+    model.evaluate(x, x[:, :3], verbose=0, callbacks=callbacks)
+    np.testing.assert_allclose(
+        seen[0].astype("float32"),
+        rounded(expected).astype("float32"),
+        rtol=0.01,
+    )
+    (master,) = model.optimizer.master_weights(model).values()
+    np.testing.assert_allclose(np.array(master), before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(average.numpy(), expected, rtol=1e-5, atol=1e-6)
+    fit = {"epochs": 2, "verbose": 0, "validation_data": (x, x[:, :3])}
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    losses = model.fit(x, x[:, :3], callbacks=[swap], **fit).history["loss"]
+    assert np.isfinite(losses).all()
 
 
 class Halved(keras.constraints.Constraint):
@@ -678,8 +742,12 @@ def test_wrong_types():
         mp.wrap("sgd", master_weights="yes")
     with pytest.raises(ValueError, match="no masters then"):
         mp.wrap("sgd", master_weights=False, storage="float32")
-    with pytest.raises(ValueError, match="would be ignored"):
-        mp.wrap(mp.wrap("sgd"), storage="remainder")
+    for wrapped in (
+        mp.wrap("sgd"),
+        mp.MasterWeightOptimizer(keras.optimizers.SGD()),
+    ):
+        with pytest.raises(ValueError, match=r"wrap `optimizer\.inner"):
+            mp.wrap(wrapped, storage="remainder")
     with pytest.raises(TypeError, match=r"keras\.Variable"):
         mp.wrap("sgd").build([tf.Variable([1.0], dtype=tf.bfloat16)])
 

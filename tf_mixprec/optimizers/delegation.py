@@ -9,6 +9,7 @@ from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
 from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import keras_internals
 
 # What the constructor of `keras.optimizers.Optimizer` puts on every optimizer,
 # but only means something on the optimizer that makes the update.
@@ -103,7 +104,7 @@ class TransparentWrapper(keras.optimizers.Optimizer):
                     "must already be built on a list of variables. Call "
                     "`optimizer.build(trainable_variables)` first."
                 )
-            variables = self._trainable_variables
+            variables = keras_internals.trainable_variables(self)
         variables = list(variables)
         gradient_lists.check_match(gradients, variables)
         self.build(variables)

@@ -30,7 +30,7 @@ def key_of(optimizer: Any, variable: Variable) -> Any:
 
 def trainable_variables(optimizer: Any) -> list[Variable]:
     """Returns the variables that the optimizer was built with."""
-    return list(optimizer._trainable_variables)
+    return list(updating(optimizer)._trainable_variables)
 
 
 def has_branches(optimizer: Any) -> bool:

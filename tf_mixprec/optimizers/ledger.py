@@ -12,16 +12,12 @@ from typing import Any
 from typing import NamedTuple
 from typing import TypeAlias
 
-import keras
-
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.loss_scale import LossScaleRule
 from tf_mixprec.loss_scale import StaticLossScale
-
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
+from tf_mixprec.optimizers import tracing
 
 References: TypeAlias = tuple[Callable[[], Gradient], ...]
 
@@ -102,7 +98,7 @@ class Ledger:
             _references(unscaled),
             found_inf,
             by_guide,
-            _current_graph(),
+            tracing.current_graph(),
         )
 
     def take_unscaled(self) -> bool:
@@ -138,7 +134,7 @@ class Ledger:
                 "the loss scale. Received: gradients that `unscale` neither "
                 "took nor returned."
             )
-        if noted.graph is not _current_graph():
+        if noted.graph is not tracing.current_graph():
             raise RuntimeError(
                 "`get_unscaled_gradients` and `apply_gradients` must be called "
                 "in the same function, because only then is it known that the "
@@ -169,10 +165,3 @@ def _are(gradients: Sequence[Gradient], references: References) -> bool:
         gradient is noted()
         for gradient, noted in zip(gradients, references, strict=True)
     )
-
-
-def _current_graph() -> Any:
-    """Returns the graph that is being traced, `None` in eager code."""
-    if keras.backend.backend() != "tensorflow" or tf.executing_eagerly():
-        return None
-    return tf.compat.v1.get_default_graph()

@@ -17,6 +17,7 @@ from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.optimizers import arguments
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import stacking
 from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
 from tf_mixprec.optimizers.step import SkippingStep
@@ -373,7 +374,7 @@ class LossScaleOptimizer(SkippingStep):
         self, gradients: Sequence[Gradient]
     ) -> Sequence[Variable | None]:
         """Returns the variables of gradients given without them."""
-        variables = self._trainable_variables
+        variables = keras_internals.trainable_variables(self)
         if len(gradients) == len(variables):
             return variables
         if any(gradient_lists.is_overwritten(v) for v in variables):

@@ -7,6 +7,7 @@ import keras
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.numerics import rounding
+from tf_mixprec.optimizers import tracing
 from tf_mixprec.optimizers.variable_view import VariableView
 
 if keras.backend.backend() == "tensorflow":
@@ -31,7 +32,7 @@ class MasterView(VariableView):
         self.dtype = tf.float32
         self._holds = holds
         self._held: Tensor | None = None
-        self._graph = _current_graph()
+        self._graph = tracing.current_graph()
 
     def read_value(self) -> Tensor:
         """Returns the master."""
@@ -43,7 +44,7 @@ class MasterView(VariableView):
         if not self._holds:
             self._store(value)
             return self
-        if _current_graph() is not self._graph:
+        if tracing.current_graph() is not self._graph:
             raise RuntimeError(
                 "An optimizer must not write to 16-bit variables in a branch "
                 "or a loop of its own, because masters are written when the "
@@ -286,8 +287,3 @@ def _update_rows(
 ) -> None:
     """Writes `values[source]` to the rows of a variable."""
     variable.scatter_update(tf.IndexedSlices(tf.gather(values, source), rows))
-
-
-def _current_graph() -> Any:
-    """Returns the graph that is being traced, `None` in eager code."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

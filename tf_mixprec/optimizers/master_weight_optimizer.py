@@ -217,19 +217,45 @@ class MasterWeightOptimizer(TransparentWrapper):
             *self.inner_optimizer.variables,
         ]
 
-    @contextlib.contextmanager
-    def _masters_seen(self) -> Iterator[None]:
-        """Lets 16-bit variables hold views of their masters."""
-        inner = self.inner_optimizer
-        turns = master_views.Turns(inner._iterations)
-        holds = not keras_internals.has_branches(inner)
-        weights = [master.weight for master in self._masters.values()]
-        views = [
+    @property
+    def _trainable_variables(self) -> list[Any]:
+        """What `keras.callbacks.SwapEMAWeights` swaps with moving averages.
+
+        These are float32, and so are 16-bit variables here: their masters.
+        """
+        inner = vars(self).get("inner_optimizer")
+        if inner is None:  # Keras looks while it makes this object
+            raise AttributeError("_trainable_variables")
+        views = dict(zip(self._masters, self._views(holds=False), strict=True))
+        return [
+            views.get(keras_internals.key_of(self, variable), variable)
+            for variable in keras_internals.trainable_variables(inner)
+        ]
+
+    @_trainable_variables.setter
+    def _trainable_variables(self, value: Any) -> None:
+        """Keeps none of its own."""
+
+    @_trainable_variables.deleter
+    def _trainable_variables(self) -> None:
+        """Has none of its own."""
+
+    def _views(self, *, holds: bool) -> list[master_views.MasterView]:
+        """Returns what stands for each 16-bit variable."""
+        turns = master_views.Turns(self.inner_optimizer._iterations)
+        return [
             master.view(
                 key, masters.Step(self._rounds(index, master), turns, holds)
             )
             for index, (key, master) in enumerate(self._masters.items())
         ]
+
+    @contextlib.contextmanager
+    def _masters_seen(self) -> Iterator[None]:
+        """Lets 16-bit variables hold views of their masters."""
+        branches = keras_internals.has_branches(self.inner_optimizer)
+        views = self._views(holds=not branches)
+        weights = [master.weight for master in self._masters.values()]
         with keras_internals.holding(
             dict(zip(map(id, weights), views, strict=True)), weights
         ):
@@ -374,8 +400,10 @@ def _check_is_not_stacked(inner_optimizer: Any) -> None:
 def _check_choices(storage: Any, rounding: Any) -> None:
     if storage not in _STORAGES:
         raise ValueError(
-            "`storage` must be 'float32', 'remainder' or None, because these "
-            f"are the ways to keep a master. Received: storage={storage!r}"
+            "`storage` must be 'float32', 'remainder' or None, because a "
+            "master is a variable, or the 16 bits that a bfloat16 lacks, or "
+            "not kept; 'float32' suits every model. Received: "
+            f"storage={storage!r}"
         )
     if rounding not in _ROUNDINGS:
         raise ValueError(
@@ -387,7 +415,8 @@ def _check_choices(storage: Any, rounding: Any) -> None:
         raise ValueError(
             "`storage='remainder'` and `rounding='stochastic'` must not be "
             "combined, because 16 bits cannot say which neighbour was taken; "
-            "use 'float32', or None for no masters at all. Received: both"
+            "use 'float32', or no masters at all: `storage=None` here, "
+            "`master_weights=False` in `mp.wrap`. Received: both"
         )
     if storage is None and rounding == "nearest":
         raise ValueError(

@@ -9,6 +9,7 @@ import keras
 from tf_mixprec._typing import Variable
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.numerics.epsilon import is_zero_in
 from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
 from tf_mixprec.optimizers.master_weight_optimizer import dtype_name
 
@@ -64,7 +65,7 @@ def _check_epsilon(optimizer: Any, narrow: Sequence[Variable]) -> None:
         return
     for variable in narrow:
         dtype = dtype_name(variable)
-        if float(keras.ops.cast(epsilon, dtype)) == 0:
+        if is_zero_in(dtype, epsilon):
             raise ValueError(
                 "`epsilon` must not be 0 in the dtype of the variables, "
                 "because the update divides by it where a gradient is 0; "

@@ -198,9 +198,10 @@ class LossScaleVariables(
         if missing:
             warnings.warn(
                 f"The file has no loss-scale state for '{self.name}', because "
-                "it was written by another optimizer class or version, so the "
-                "loss scale stays as it is. To go on with the scale of Keras's "
-                "own LossScaleOptimizer, load with that and convert it: "
+                "it was saved without an optimizer, or with another class or "
+                "version of one, so the loss scale stays as it is. To go on "
+                "with the scale of Keras's own LossScaleOptimizer, load with "
+                "that and convert it: "
                 "`mp.wrap(model.optimizer)`. Missing: "
                 f"{', '.join(sorted(missing))}",
                 stacklevel=2,

@@ -1,6 +1,7 @@
-"""Keeps AutoGraph out of the package's code."""
+"""What is known of the function that TensorFlow is tracing."""
 
 from collections.abc import Callable
+from typing import Any
 from typing import TypeVar
 
 import keras
@@ -24,3 +25,10 @@ def as_written(function: F) -> F:
     if keras.backend.backend() != "tensorflow":
         return function
     return tf.autograph.experimental.do_not_convert(function)
+
+
+def current_graph() -> Any:
+    """Returns the graph that is being traced, `None` in eager code."""
+    if keras.backend.backend() != "tensorflow" or tf.executing_eagerly():
+        return None
+    return tf.compat.v1.get_default_graph()

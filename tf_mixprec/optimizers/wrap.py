@@ -20,6 +20,7 @@ def wrap(
     *,
     storage: str | None = None,
     rounding: str | None = None,
+    seed: int | None = None,
     **options: Any,
 ) -> LossScaleOptimizer:
     """Returns the optimizer, made safe for 16-bit gradients.
@@ -38,6 +39,7 @@ def wrap(
         rounding: How they are rounded: `"nearest"` or `"stochastic"`; the
             latter together with `master_weights=False` for bfloat16 variables
             without masters. Defaults to `"nearest"`.
+        seed: Of stochastic rounding. Defaults to 0.
         **options: Arguments of `mp.LossScaleOptimizer`; they win over the
             preset.
 
@@ -61,7 +63,12 @@ def wrap(
     """
     optimizer = _optimizer(optimizer)
     if isinstance(optimizer, LossScaleOptimizer):
-        given = {"storage": storage, "rounding": rounding, "preset": preset}
+        given = {
+            "storage": storage,
+            "rounding": rounding,
+            "seed": seed,
+            "preset": preset,
+        }
         given = {k: v for k, v in given.items() if v is not None} | options
         if given:
             raise ValueError(
@@ -72,9 +79,11 @@ def wrap(
                 f"{given}"
             )
         return optimizer
-    if storage is not None or rounding is not None:
+    kept = {"storage": storage, "rounding": rounding, "seed": seed}
+    kept = {k: v for k, v in kept.items() if v is not None}
+    if kept:
         optimizer = _with_masters(
-            optimizer, options.get("master_weights"), storage, rounding
+            optimizer, options.get("master_weights"), kept
         )
     if preset is not None and options.get("dynamic") is False:
         raise ValueError(
@@ -115,25 +124,30 @@ def _optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
 def _with_masters(
     optimizer: keras.optimizers.Optimizer,
     master_weights: bool | str | None,
-    storage: str | None,
-    rounding: str | None,
+    kept: dict[str, Any],
 ) -> keras.optimizers.Optimizer:
-    """Returns the optimizer with what it is to keep of 16-bit variables."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    """Returns the optimizer with what it is to keep of 16-bit variables.
+
+    Args:
+        optimizer: The optimizer.
+        master_weights: As given to `wrap`.
+        kept: The arguments of `MasterWeightOptimizer` that were given.
+    """
+    wrappers = (keras.optimizers.LossScaleOptimizer, MasterWeightOptimizer)
+    if isinstance(optimizer, wrappers):
         raise ValueError(
-            "`storage` and `rounding` must not be given for an optimizer that "
-            "Keras has wrapped already, because masters belong under the loss "
-            "scale; wrap `optimizer.inner_optimizer`. Received: "
-            f"storage={storage!r}, rounding={rounding!r}"
+            "`storage`, `rounding` and `seed` must be given together with the "
+            "optimizer that makes the update, because masters stand around "
+            f"it; wrap `optimizer.inner_optimizer`. Received: {kept}"
         )
     if master_weights is not False:
-        storage = storage or "float32"
-    elif storage is not None:
+        return MasterWeightOptimizer(optimizer, **kept)
+    if "storage" in kept:
         raise ValueError(
             "`storage` must not be given with `master_weights=False`, because "
-            f"there are no masters then. Received: storage={storage!r}"
+            f"there are no masters then. Received: {kept}"
         )
-    return MasterWeightOptimizer(optimizer, storage, rounding or "nearest")
+    return MasterWeightOptimizer(optimizer, storage=None, **kept)
 
 
 def _rule_options(preset: Any) -> dict[str, Any]:

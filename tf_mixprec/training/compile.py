@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.optimizers.arguments import check_is_bool
 from tf_mixprec.policies import hardware
 from tf_mixprec.training import recompiling
 from tf_mixprec.training.compile_call import call_compile
@@ -102,6 +104,7 @@ def compile(
     ({'optimizer': 'wrapped'}, 2)
     """
     check_arguments(model, kwargs)
+    check_is_bool("safe_skip", safe_skip)
     found = SixteenBitLayers.of(model)
     choice = OptimizerChoice(found, wraps_all=safe_skip)
     jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, found)
@@ -140,8 +143,24 @@ def compile(
         metrics_cast=bool(found),
         safe_skip=safe_skip,
         widened_regularizers=widened,
-        reasons=(*choice.reasons(), *jit_reasons),
+        reasons=(
+            *choice.reasons(),
+            *_reasons_of_masters(model, choice),
+            *jit_reasons,
+        ),
     )
+
+
+def _reasons_of_masters(model: Any, choice: OptimizerChoice) -> list[str]:
+    """Returns what becomes of 16-bit variables, one line or none."""
+    narrow = [v for v in model.trainable_variables if has_16_bits(v.dtype)]
+    if not narrow:
+        return []
+    if choice.keeps_masters:
+        return ["Variables in 16 bits are updated in float32."]
+    return [
+        "Variables in 16 bits are updated in 16 bits: small updates vanish."
+    ]
 
 
 def _paths(layers: tuple[Any, ...]) -> tuple[str, ...]:

@@ -45,8 +45,10 @@ def export_float32(model: keras.Model, optimizer: Any = None) -> keras.Model:
     if not callable(masters):
         raise TypeError(
             "`optimizer` must be what `mp.wrap` returns or a "
-            "`mp.MasterWeightOptimizer`, because it holds the float32 values. "
-            f"Received: optimizer={optimizer!r}"
+            "`mp.MasterWeightOptimizer`, because it holds the float32 values; "
+            "after a loop of your own give it as the second argument. Without "
+            "one, `mp.convert(model, 'float32')` keeps what the variables "
+            f"hold. Received: optimizer={optimizer!r}"
         )
     values = masters(model)
     exported = convert(model, "float32")

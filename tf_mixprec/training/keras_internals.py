@@ -7,6 +7,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+
+from tf_mixprec.optimizers import tracing
+
 
 def all_layers(model: Any) -> list[Any]:
     """Returns the model, its layers, and the layers inside of those."""
@@ -30,6 +34,17 @@ def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
         yield
     finally:
         object.__setattr__(model, "_losses_override", former)
+
+
+def has_counted(model: Any) -> bool:
+    """Returns whether the loss of some step is in the mean of the epoch.
+
+    True while a function is traced, when that is not known yet.
+    """
+    tracker = model._loss_tracker
+    if tracker is None or tracing.current_graph() is not None:
+        return True
+    return float(keras.ops.convert_to_numpy(tracker.count)) > 0
 
 
 def build_metrics(model: Any, data: Any) -> None:

@@ -19,6 +19,7 @@ from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import set_method
 from tf_mixprec.training.instance_methods import unset_method
+from tf_mixprec.training.recompiling import is_of_keras
 
 
 def leave_no_trace(model: Any) -> None:
@@ -41,18 +42,46 @@ def leave_no_trace(model: Any) -> None:
             "Keras, because it works on variables in `train_step`. Received: "
             f"the backend {keras.backend.backend()!r}"
         )
-    if not _optimizers(model):
+    optimizers = _optimizers(model)
+    if not optimizers or not all(o.skip_nonfinite for o in optimizers):
         raise ValueError(
-            "`safe_skip=True` must be used with an optimizer of `mp.wrap` in "
-            "an attribute of the model, because that says whether a step was "
-            f"skipped. Received: model.optimizer={model.optimizer!r}"
+            "`safe_skip=True` must be used with optimizers of `mp.wrap` in "
+            "attributes of the model, without `skip_nonfinite=False`, because "
+            "they skip steps and say so. Received: "
+            f"model.optimizer={model.optimizer!r}, with "
+            f"skip_nonfinite={[o.skip_nonfinite for o in optimizers]}"
         )
     set_method(model, "train_step", lambda method: _traceless(model, method))
+    if is_of_keras(model, "train_step"):  # another may count as it likes
+        set_method(
+            model,
+            "get_metrics_result",
+            lambda method: _of_some_step(model, method),
+        )
 
 
 def leave_traces(model: Any) -> None:
     """Gives a model back its own `train_step`."""
     unset_method(model, "train_step")
+    unset_method(model, "get_metrics_result")
+
+
+def _of_some_step(
+    model: Any, get_metrics_result: Callable[[], dict[str, Any]]
+) -> Callable[[], dict[str, Any]]:
+    """Returns the method that gives nan where every step was skipped.
+
+    In the logs of an epoch, where a loss of 0 would be the best of all. In a
+    batch's logs it is 0: `TerminateOnNaN` need not know of a skipped step.
+    """
+
+    def result_of_some_step() -> dict[str, Any]:
+        result = get_metrics_result()
+        if keras_internals.has_counted(model):
+            return result
+        return {name: float("nan") for name in result}
+
+    return result_of_some_step
 
 
 def _traceless(
