@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(tf_mixprec.__file__).parent
 LAYERS = [
     ["_typing", "_version", "errors"],
     ["numerics"],
-    ["loss_scale", "policies"],
+    ["loss_scale", "policies", "schedules"],
     ["optimizers", "layers"],
     ["conversion"],
     ["training"],

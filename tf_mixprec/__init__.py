@@ -6,6 +6,7 @@ ones in `__all__`; every other module path may move between releases.
 
 from tf_mixprec import callbacks
 from tf_mixprec import layers
+from tf_mixprec import schedules
 from tf_mixprec._version import __version__
 from tf_mixprec.conversion import ConversionReport
 from tf_mixprec.conversion import convert
@@ -55,5 +56,6 @@ __all__ = [
     "presets",
     "recommended_policy",
     "rules",
+    "schedules",
     "wrap",
 ]

@@ -348,3 +348,14 @@ def test_a_16_bit_loss_next_to_a_float32_one_trains(name, policy):
     # Weights near 1 that a step changes by 5%, rounded to 8 bits.
     np.testing.assert_allclose(found, float32_losses(name), rtol=2**-5)
     assert found[1] < found[0]
+
+
+@kinds(55, "dtype", "float16", "bfloat16")
+def test_an_epsilon_that_the_dtype_holds(dtype):
+    """Keras's own is 1e-7 whatever the policy, and 1 - 1e-7 is 1."""
+    one = np.array(1.0, dtype)
+    assert one - np.array(keras.config.epsilon(), dtype) == one
+    epsilon = np.array(mp.epsilon(dtype), dtype)
+    assert one - epsilon < one
+    assert np.sqrt(epsilon * epsilon) > 0
+    assert mp.epsilon(dtype) >= 1e-4

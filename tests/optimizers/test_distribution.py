@@ -452,6 +452,7 @@ def test_masters_are_the_same_on_every_replica(
                 storage=storage,
                 initial_scale=8.0,
                 jit_compile=jit_compile,
+                all_reduce_dtype="bfloat16",
             )
             optimizer.build(weights)
         optimizer.scale_loss(1.0)

@@ -106,6 +106,53 @@ def test_a_step_is_that_on_float32_copies(name, setting, storage, dtype):
     )
 
 
+@STORAGES
+def test_a_model_trains_as_in_a_loop_with_float32_copies(storage):
+    x = np.random.default_rng(0).normal(size=(4, 8, 6)).astype("float32")
+
+    def make_model():
+        keras.utils.set_random_seed(0)
+        with mp.policy_scope("bfloat16"):
+            return keras.Sequential(
+                [
+                    keras.Input((6,)),
+                    keras.layers.Dense(8, "relu"),
+                    keras.layers.Dense(2, dtype="float32"),
+                ]
+            )
+
+    def gradients(model, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(batch) - batch[:, :2]))
+        return tape.gradient(loss, model.trainable_variables)
+
+    ours, theirs = make_model(), make_model()
+    optimizer = mp.MasterWeightOptimizer(keras.optimizers.Adam(0.01), storage)
+    for batch in x:
+        optimizer.apply(gradients(ours, batch), ours.trainable_variables)
+
+    copies = [
+        keras.Variable(v.numpy().astype("float32"))
+        for v in theirs.trainable_variables
+    ]
+    adam = keras.optimizers.Adam(0.01)
+    for batch in x:
+        wide = [tf.cast(g, "float32") for g in gradients(theirs, batch)]
+        adam.apply(wide, copies)
+        for variable, copy in zip(
+            theirs.trainable_variables, copies, strict=True
+        ):
+            narrow = variable.dtype == "bfloat16"
+            variable.assign(rounded(copy.numpy()) if narrow else copy)
+    check_equal(
+        [w.numpy() for w in ours.weights], [w.numpy() for w in theirs.weights]
+    )
+    check_equal(
+        masters_of(optimizer, ours.trainable_variables),
+        [c.numpy() for c in copies],
+    )
+
+
 @MODES
 @STORAGES
 def test_wrapped_compiled_or_not_it_has_the_same_bits(storage, mode):

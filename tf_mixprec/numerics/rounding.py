@@ -2,10 +2,10 @@
 
 A bfloat16 is the upper half of a float32. Rounding half away from zero adds
 0x8000 to the bits and drops the lower half, for either sign; what is dropped,
-as a signed number, is the remainder. No two float32 values share a pair, which
-half to even does not give: with it 1 + 2**-8 and a bit less round to different
-sides for an odd and an even upper half, and pairs coincide. (Megatron-LM keeps
-such remainders in its distributed optimizer.)
+as a signed number, is the remainder. No two float32 values share such a pair.
+With half to even some would: the numbers half way below and half way above an
+even upper half both round to it, with remainders of 0x8000 both. Megatron-LM
+keeps remainders in its distributed optimizer.
 """
 
 from keras import ops
