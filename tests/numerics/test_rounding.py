@@ -111,3 +111,14 @@ def test_epsilon_counts_beside_one(dtype):
 def test_epsilon_of_integers_is_refused():
     with pytest.raises(ValueError, match="dtype='int16'"):
         mp.epsilon("int16")
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)])
+def test_any_shape(shape):
+    x = np.full(shape, 1 + 2**-9, "float32")
+    weight, rest = rounding.rounded(x, "bfloat16"), rounding.remainder(x)
+    assert tuple(weight.shape) == tuple(rest.shape) == shape
+    again = np.array(rounding.combined(weight, rest))
+    np.testing.assert_array_equal(again, x)
+    bits = np.zeros(shape, "int32")
+    assert tuple(rounding.stochastically_rounded(x, bits).shape) == shape

@@ -231,7 +231,18 @@ def test_nothing_is_copied_and_nothing_branches(name, slots):
     assert len(re.findall(r" conditional\(", ours)) == 1
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+# A loop over elements: older versions of XLA call some of them.
+PASS = "(?:fusion|call)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("SGD", marks=pytest.mark.slow),
+        pytest.param("Adam", marks=pytest.mark.slow),
+        "AdamW",
+    ],
+)
 def test_masters_cost_one_write_of_the_weights(name):
     """And no pass over anything in float32 that the bare optimizer lacks."""
     optimizer_class = getattr(keras.optimizers, name)
@@ -241,17 +252,17 @@ def test_masters_cost_one_write_of_the_weights(name):
     )
     assert instructions(ours, "copy") == 0
     assert instructions(ours, "copy", dtype="bf16") == 0
-    assert instructions(ours, "fusion") <= instructions(bare, "fusion")
-    assert instructions(ours, "fusion", dtype="bf16") == 3  # variables
+    assert instructions(ours, PASS) <= instructions(bare, PASS)
+    assert instructions(ours, PASS, dtype="bf16") == 3  # variables
     halves = compiled_step(
         mp.MasterWeightOptimizer(optimizer_class(0.1), "remainder"),
         dtype="bfloat16",
     )
     for dtype in ("f32", "bf16", "s16"):
         assert instructions(halves, "copy", dtype=dtype) == 0
-    assert instructions(halves, "fusion") <= instructions(bare, "fusion")
-    assert instructions(halves, "fusion", dtype="bf16") == 3
-    assert instructions(halves, "fusion", dtype="s16") == 3
+    assert instructions(halves, PASS) <= instructions(bare, PASS)
+    assert instructions(halves, PASS, dtype="bf16") == 3
+    assert instructions(halves, PASS, dtype="s16") == 3
 
 
 def test_a_skipped_step_runs_the_same_operations():

@@ -433,9 +433,15 @@ def test_checkpoint_under_a_strategy(strategy_name, tmp_path):
     assert_same(replicas.values(), restored.values())
 
 
-@pytest.mark.parametrize("strategy_name", ["mirrored_2"])
-@pytest.mark.parametrize("storage", ["float32", "remainder"])
-@UPDATES
+@pytest.mark.parametrize(
+    ("strategy_name", "storage", "jit_compile"),
+    [
+        ("mirrored_2", "remainder", True),
+        ("mirrored_2", "float32", False),
+        pytest.param("mirrored_2", "float32", True, marks=pytest.mark.slow),
+        pytest.param("mirrored_2", "remainder", False, marks=pytest.mark.slow),
+    ],
+)
 def test_masters_are_the_same_on_every_replica(
     strategy_name, storage, jit_compile
 ):

@@ -38,7 +38,7 @@ def rounded(x: Tensor, dtype: str) -> Tensor:
     x = ops.convert_to_tensor(x)
     if dtype == "float16":
         return ops.cast(ops.clip(x, -LARGEST_FLOAT16, LARGEST_FLOAT16), dtype)
-    upper = _upper_half(ops.add(ops.view(x, "int32"), _HALF))
+    upper = _upper_half(ops.add(_bits_as(x, "int32"), _HALF))
     return ops.where(ops.isnan(x), ops.cast(float("nan"), dtype), upper)
 
 
@@ -60,7 +60,7 @@ def stochastically_rounded(x: Tensor, random_bits: Tensor) -> Tensor:
     [1.0, 1.0, 1.0078125, 1.0078125]
     """
     x = ops.convert_to_tensor(x)
-    upper = _upper_half(ops.add(ops.view(x, "int32"), random_bits))
+    upper = _upper_half(ops.add(_bits_as(x, "int32"), random_bits))
     # What is not finite has no neighbours.
     return ops.where(ops.isfinite(x), upper, ops.cast(x, "bfloat16"))
 
@@ -77,7 +77,7 @@ def remainder(x: Tensor) -> Tensor:
     >>> [int(v) for v in remainder(np.float32([1.0, 1 + 2**-23, 1 - 2**-24]))]
     [0, 1, -1]
     """
-    bits = ops.view(ops.convert_to_tensor(x), "int32")
+    bits = _bits_as(ops.convert_to_tensor(x), "int32")
     # The lower half, from -2**15: the cast takes numbers that int16 holds.
     lower = ops.right_shift(ops.left_shift(bits, 16), 16)
     return ops.cast(lower, "int16")
@@ -101,9 +101,9 @@ def combined(upper: Tensor, lower: Tensor) -> Tensor:
     >>> bool(np.all(exact == x))
     True
     """
-    bits = ops.cast(ops.view(upper, "int16"), "int32")
+    bits = ops.cast(_bits_as(upper, "int16"), "int32")
     bits = ops.add(ops.left_shift(bits, 16), ops.cast(lower, "int32"))
-    exact = ops.view(bits, "float32")
+    exact = _bits_as(bits, "float32")
     return ops.where(ops.isnan(exact), ops.cast(upper, "float32"), exact)
 
 
@@ -114,10 +114,17 @@ def same_bits(a: Tensor, b: Tensor) -> Tensor:
         a: Float16 or bfloat16 tensor.
         b: Tensor of the same dtype and shape.
     """
-    return ops.equal(ops.view(a, "int16"), ops.view(b, "int16"))
+    return ops.equal(_bits_as(a, "int16"), _bits_as(b, "int16"))
 
 
 def _upper_half(bits: Tensor) -> Tensor:
     """Returns the upper halves of int32 bits as bfloat16."""
     upper = ops.cast(ops.right_shift(bits, 16), "int16")
-    return ops.view(upper, "bfloat16")
+    return _bits_as(upper, "bfloat16")
+
+
+def _bits_as(x: Tensor, dtype: str) -> Tensor:
+    """Returns the same bits as another dtype of the same size."""
+    # Keras asks for a last axis of a known length: a scalar has none.
+    column = ops.expand_dims(x, -1)
+    return ops.squeeze(ops.view(column, dtype), -1)
