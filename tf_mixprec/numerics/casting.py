@@ -1,5 +1,8 @@
 """Explicit casts between float formats."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -18,6 +21,26 @@ def has_16_bits(dtype: str) -> bool:
     (True, False)
     """
     return dtype in ("bfloat16", "float16")
+
+
+def dtype_name(tensor: Any) -> str:
+    """Returns the name of the dtype of a tensor or variable."""
+    return keras.backend.standardize_dtype(tensor.dtype)
+
+
+def in_16_bits(tensors: Iterable[Any]) -> list[Any]:
+    """Returns those tensors or variables that have 16 bits an element.
+
+    Args:
+        tensors: Anything with a dtype.
+
+    Example:
+
+    >>> import numpy as np
+    >>> [float(x) for x in in_16_bits([np.float32(1), np.float16(2)])]
+    [2.0]
+    """
+    return [each for each in tensors if has_16_bits(dtype_name(each))]
 
 
 def widened(tensor: Tensor) -> Tensor:

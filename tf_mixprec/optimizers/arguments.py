@@ -63,20 +63,6 @@ def check_is_bool(name: str, value: Any) -> None:
         )
 
 
-def check_is_int(name: str, value: Any) -> None:
-    """Raises unless `value` is an int of at least 0 and below 2**31."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"`{name}` must be an int, because it is a seed. Received: "
-            f"{name}={value!r}"
-        )
-    if not 0 <= value < 2**31:
-        raise ValueError(
-            f"`{name}` must be at least 0 and below 2**31, because a seed has "
-            f"that range. Received: {name}={value!r}"
-        )
-
-
 def check_keywords(keywords: dict[str, Any]) -> None:
     """Raises on a keyword that the wrapper does not take."""
     unknown = []

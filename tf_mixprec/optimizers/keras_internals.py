@@ -75,17 +75,13 @@ def holding(
         variables: Variables; those that are not Keras's are passed over.
     """
     variables = [v for v in variables if isinstance(v, keras.Variable)]
-    before = [(variable._value, variable._dtype) for variable in variables]
-    try:
-        for variable in variables:
-            value = values[id(variable)]
-            variable._value = value
-            variable._dtype = keras.backend.standardize_dtype(value.dtype)
+    held = [values[id(variable)] for variable in variables]
+    dtypes = [keras.backend.standardize_dtype(value.dtype) for value in held]
+    with (
+        _replaced(variables, "_value", held),
+        _replaced(variables, "_dtype", dtypes),
+    ):
         yield
-    finally:
-        for variable, (value, dtype) in zip(variables, before, strict=True):
-            variable._value = value
-            variable._dtype = dtype
 
 
 @contextlib.contextmanager
@@ -96,14 +92,8 @@ def seen_as(dtype: str, variables: Sequence[Variable]) -> Iterator[None]:
         dtype: The dtype in which an optimizer then makes its slots.
         variables: Keras variables.
     """
-    before = [variable._dtype for variable in variables]
-    try:
-        for variable in variables:
-            variable._dtype = dtype
+    with _replaced(variables, "_dtype", [dtype] * len(variables)):
         yield
-    finally:
-        for variable, own in zip(variables, before, strict=True):
-            variable._dtype = own
 
 
 @contextlib.contextmanager
@@ -162,14 +152,9 @@ def without_distribution(optimizer: Any, strategy: Any) -> Iterator[None]:
         strategy: The default strategy of TensorFlow.
     """
     optimizers = _updating(optimizer)
-    before = [each._distribution_strategy for each in optimizers]
-    try:
-        for each in optimizers:
-            each._distribution_strategy = strategy
+    strategies = [strategy] * len(optimizers)
+    with _replaced(optimizers, "_distribution_strategy", strategies):
         yield
-    finally:
-        for each, value in zip(optimizers, before, strict=True):
-            each._distribution_strategy = value
 
 
 def updating(optimizer: Any) -> Any:
@@ -198,3 +183,18 @@ def _updating(optimizer: Any) -> list[Any]:
     """Returns the optimizer and those that a `MultiOptimizer` has in it."""
     optimizer = updating(optimizer)
     return [optimizer, *getattr(optimizer, "optimizers", ())]
+
+
+@contextlib.contextmanager
+def _replaced(
+    objects: Sequence[Any], name: str, values: Sequence[Any]
+) -> Iterator[None]:
+    """Gives an attribute of each object another value for a while."""
+    before = [getattr(each, name) for each in objects]
+    try:
+        for each, value in zip(objects, values, strict=True):
+            setattr(each, name, value)
+        yield
+    finally:
+        for each, value in zip(objects, before, strict=True):
+            setattr(each, name, value)

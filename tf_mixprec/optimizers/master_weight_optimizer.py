@@ -13,20 +13,18 @@ from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
 from tf_mixprec.numerics import rounding as rounding_rules
-from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.numerics.casting import dtype_name
+from tf_mixprec.numerics.casting import in_16_bits
 from tf_mixprec.optimizers import arguments
-from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers import keras_internals
+from tf_mixprec.optimizers import master_checks
 from tf_mixprec.optimizers import master_views
 from tf_mixprec.optimizers import masters
 from tf_mixprec.optimizers import random_bits
 from tf_mixprec.optimizers.delegation import TransparentWrapper
 from tf_mixprec.optimizers.master_regularizer import MasterRegularizer
 from tf_mixprec.optimizers.tracing import as_written
-
-_STORAGES = ("float32", "remainder", None)
-_ROUNDINGS = ("nearest", "stochastic")
 
 
 @keras.saving.register_keras_serializable(package="tf_mixprec")
@@ -101,11 +99,12 @@ class MasterWeightOptimizer(TransparentWrapper):
         seed: int = 0,
         name: str | None = None,
     ):
-        _check_backend()
+        master_checks.check_backend()
         arguments.check_inner_optimizer(inner_optimizer)
-        _check_is_not_stacked(inner_optimizer)
-        _check_choices(storage, rounding)
-        arguments.check_is_int("seed", seed)
+        if isinstance(inner_optimizer, MasterWeightOptimizer):
+            master_checks.refuse_second_masters(inner_optimizer)
+        master_checks.check_choices(storage, rounding)
+        master_checks.check_seed(seed)
         super().__init__(inner_optimizer, name)
         del self.loss_scale_factor  # which is the inner optimizer's
         self.storage = storage
@@ -124,8 +123,8 @@ class MasterWeightOptimizer(TransparentWrapper):
         if self.built:
             return
         variables = list(variables)
-        narrow = [v for v in variables if has_16_bits(dtype_name(v))]
-        self._check_variables(narrow)
+        narrow = in_16_bits(variables)
+        master_checks.check_variables(narrow, self.storage, self.rounding)
         with keras_internals.seen_as("float32", narrow):
             self.inner_optimizer.build(variables)
         made = [masters.make(v, self.storage, self.rounding) for v in narrow]
@@ -156,7 +155,7 @@ class MasterWeightOptimizer(TransparentWrapper):
             ValueError: If gradients and variables do not match, every gradient
                 is `None`, or under a strategy of several replicas.
         """
-        _check_is_alone()
+        master_checks.check_is_alone()
         grads = [g if g is None else gradient_lists.widened(g) for g in grads]
         if not grads:
             return
@@ -242,6 +241,8 @@ class MasterWeightOptimizer(TransparentWrapper):
 
     def _views(self, *, holds: bool) -> list[master_views.MasterView]:
         """Returns what stands for each 16-bit variable."""
+        if not self._masters:
+            return []
         turns = master_views.Turns(self.inner_optimizer._iterations)
         return [
             master.view(
@@ -350,88 +351,3 @@ class MasterWeightOptimizer(TransparentWrapper):
     def _count_saturated(self, x: Tensor) -> None:
         beyond = ops.abs(x) > rounding_rules.LARGEST_FLOAT16
         self.saturated_weights.assign_add(ops.sum(ops.cast(beyond, "int32")))
-
-    def _check_variables(self, narrow: Sequence[Variable]) -> None:
-        for variable in narrow:
-            if not isinstance(variable, keras.Variable):
-                raise TypeError(
-                    "A 16-bit trainable variable must be a `keras.Variable`, "
-                    "because in a step it stands for its master; make it with "
-                    "`keras.Variable(value, dtype=...)`. Received: "
-                    f"{variable!r}"
-                )
-            if dtype_name(variable) == "float16" and (
-                self.storage != "float32" or self.rounding != "nearest"
-            ):
-                raise ValueError(
-                    "With float16 variables `storage` must be 'float32' and "
-                    "`rounding` 'nearest', because only a bfloat16 is the "
-                    "upper half of a float32; use bfloat16, or the defaults. "
-                    f"Received: storage={self.storage!r}, "
-                    f"rounding={self.rounding!r} for the float16 variable "
-                    f"{variable.path}"
-                )
-
-
-def dtype_name(variable: Any) -> str:
-    """Returns the name of a variable's dtype."""
-    return keras.backend.standardize_dtype(variable.dtype)
-
-
-def _check_backend() -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "`MasterWeightOptimizer` must be used with the TensorFlow backend "
-            "of Keras, because it writes to variables in the step; on others "
-            "keep variables in float32 (`mixed_bfloat16`). Received: the "
-            f"backend {keras.backend.backend()!r}"
-        )
-
-
-def _check_is_not_stacked(inner_optimizer: Any) -> None:
-    if isinstance(inner_optimizer, MasterWeightOptimizer):
-        raise ValueError(
-            "`inner_optimizer` must not be a MasterWeightOptimizer, because "
-            "there is one master of each weight. Received: "
-            f"inner_optimizer={inner_optimizer}"
-        )
-
-
-def _check_choices(storage: Any, rounding: Any) -> None:
-    if storage not in _STORAGES:
-        raise ValueError(
-            "`storage` must be 'float32', 'remainder' or None, because a "
-            "master is a variable, or the 16 bits that a bfloat16 lacks, or "
-            "not kept; 'float32' suits every model. Received: "
-            f"storage={storage!r}"
-        )
-    if rounding not in _ROUNDINGS:
-        raise ValueError(
-            "`rounding` must be 'nearest' or 'stochastic', because a weight "
-            "is rounded to either the nearest or one of two neighbours. "
-            f"Received: rounding={rounding!r}"
-        )
-    if storage == "remainder" and rounding == "stochastic":
-        raise ValueError(
-            "`storage='remainder'` and `rounding='stochastic'` must not be "
-            "combined, because 16 bits cannot say which neighbour was taken; "
-            "use 'float32', or no masters at all: `storage=None` here, "
-            "`master_weights=False` in `mp.wrap`. Received: both"
-        )
-    if storage is None and rounding == "nearest":
-        raise ValueError(
-            "Without masters `rounding` must be 'stochastic', because "
-            "rounding to the nearest loses every update below half an ulp. "
-            "Received: storage=None, rounding='nearest'"
-        )
-
-
-def _check_is_alone() -> None:
-    if distribution.is_distributed():
-        raise ValueError(
-            "Under a strategy `MasterWeightOptimizer` must be inside of a "
-            "loss scale, because that sums gradients over replicas before "
-            "the step; use `mp.wrap(optimizer)`, with `dynamic=False, "
-            "initial_scale=1.0` to scale nothing. Received: a step of "
-            "`MasterWeightOptimizer` by itself"
-        )

@@ -8,10 +8,10 @@ import keras
 
 from tf_mixprec._typing import Variable
 from tf_mixprec.errors import LossScaleWarning
-from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.numerics.casting import dtype_name
+from tf_mixprec.numerics.casting import in_16_bits
 from tf_mixprec.numerics.epsilon import is_zero_in
 from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
-from tf_mixprec.optimizers.master_weight_optimizer import dtype_name
 
 
 def check_choice(master_weights: Any) -> None:
@@ -45,7 +45,7 @@ def with_masters(
     """
     if isinstance(optimizer, MasterWeightOptimizer):
         return optimizer
-    narrow = [v for v in variables if has_16_bits(dtype_name(v))]
+    narrow = in_16_bits(variables)
     if master_weights is False:
         _check_epsilon(optimizer, narrow)
         return optimizer

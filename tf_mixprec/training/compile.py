@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.numerics.casting import in_16_bits
 from tf_mixprec.optimizers.arguments import check_is_bool
 from tf_mixprec.policies import hardware
 from tf_mixprec.training import recompiling
@@ -153,8 +153,7 @@ def compile(
 
 def _reasons_of_masters(model: Any, choice: OptimizerChoice) -> list[str]:
     """Returns what becomes of 16-bit variables, one line or none."""
-    narrow = [v for v in model.trainable_variables if has_16_bits(v.dtype)]
-    if not narrow:
+    if not in_16_bits(model.trainable_variables):
         return []
     if choice.keeps_masters:
         return ["Variables in 16 bits are updated in float32."]

@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from tf_mixprec.layers.widened_regularizer import WidenedRegularizer
-from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.numerics.casting import in_16_bits
 from tf_mixprec.optimizers.master_regularizer import MasterRegularizer
 from tf_mixprec.training.sixteen_bits import path_of
 
@@ -46,10 +44,9 @@ def _widen_weights(layer: Any, on_masters: bool) -> bool:
     widening = MasterRegularizer if on_masters else WidenedRegularizer
     variables = [
         each
-        for each in layer.trainable_variables
+        for each in in_16_bits(layer.trainable_variables)
         if each.regularizer is not None
         and not isinstance(each.regularizer, widening)
-        and has_16_bits(keras.backend.standardize_dtype(each.dtype))
     ]
     for each in variables:
         own = each.regularizer
