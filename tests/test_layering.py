@@ -25,10 +25,12 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = ("numerics", "loss_scale")
 KNOW_TENSORFLOW = (
+    "optimizers/clipping.py",
     "optimizers/distribution.py",
     "optimizers/gradients.py",
     "optimizers/local_variables.py",
     "optimizers/master_views.py",
+    "optimizers/nonfinite_counts.py",
     "optimizers/random_bits.py",
     "optimizers/replica_step.py",
     "optimizers/rounded_products.py",

@@ -58,7 +58,7 @@ def found_inf(gradients: Sequence[Gradient]) -> Tensor:
     A sparse gradient is judged by what would be added to each row: two finite
     float16 slices of one row can overflow together.
     """
-    tensors = [_row_values(g) for g in gradients if g is not None]
+    tensors = [row_values(g) for g in gradients if g is not None]
     if elements_per_tensor(tensors) < LARGE_ELEMENTS or sees_gpu():
         return numerics.found_inf(tensors)
     return numerics.found_inf_by_sums(tensors)
@@ -67,43 +67,76 @@ def found_inf(gradients: Sequence[Gradient]) -> Tensor:
 def found_inf_and_norm(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    loss_scale: Tensor,
+    divisor: Tensor,
+    *,
+    norm_counts: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns `found_inf` and the global norm of the unscaled gradients.
+    """Returns `found_inf` and the global norm of the divided gradients.
 
     One pass over the scaled gradients serves both: their squares are summed as
     Keras sums them, and a power of two drops out exactly. Where such a sum is
     not finite, and only then, they are looked at one by one.
 
     Args:
-        gradients: Dense gradients of the scaled loss, or `None`.
+        gradients: Gradients of the scaled loss: dense, sparse or `None`.
         variables: The variable of each.
-        loss_scale: Scalar float32 tensor, dimensionless.
+        divisor: Scalar float32 tensor, dimensionless: the loss scale, times
+            what else the gradients are to be divided by.
+        norm_counts: Whether gradients whose norm float32 does not hold count
+            as inf, as they must where one is clipped by it.
 
     Returns:
-        A scalar bool and a scalar float32 tensor. Gradients whose norm float32
-        does not hold count as inf.
+        A scalar bool and a scalar float32 tensor.
     """
     kept = [
-        (g, v)
+        (row_values(g), v)
         for g, v in zip(gradients, variables, strict=True)
         if g is not None
     ]
     normed = [numerics.widened(g) for g, v in kept if not is_overwritten(v)]
     overwritten = [g for g, v in kept if is_overwritten(v)]
-    # `l2_loss` is half the sum of squares, without storing the squares.
-    norm = tf.sqrt(tf.reduce_sum([2.0 * tf.nn.l2_loss(g) for g in normed]))
 
     def looked_at() -> tuple[Tensor, Tensor]:
-        exact = tf.linalg.global_norm([g / loss_scale for g in normed])
-        found = numerics.found_inf([*normed, *overwritten, exact])
-        return found, exact
+        exact = _global_norm([g / tf.cast(divisor, g.dtype) for g in normed])
+        counted = [*normed, *overwritten, *([exact] if norm_counts else [])]
+        return numerics.found_inf(counted), exact
 
+    if sees_gpu():
+        return looked_at()
+    norm = _global_norm(normed)
     return tf.cond(
         numerics.found_inf([norm, *overwritten]),
         looked_at,
-        lambda: (tf.constant(False), norm / loss_scale),
+        lambda: (tf.constant(False), norm / divisor),
     )
+
+
+def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the root of the sum of all squares, a scalar float32 tensor."""
+    # `l2_loss` is half the sum of squares, without storing the squares.
+    halves = [tf.cast(2.0 * tf.nn.l2_loss(t), tf.float32) for t in tensors]
+    return tf.sqrt(tf.reduce_sum(halves))
+
+
+def multiplied(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    factor: Tensor,
+) -> list[Gradient]:
+    """Returns the gradients times a factor, in at least float32.
+
+    Args:
+        gradients: Dense, sparse or `None`.
+        variables: The variable of each; one that is overwritten with its
+            gradient has a gradient that is no gradient, so it is left alone.
+        factor: Scalar float32 tensor.
+    """
+    return [
+        g
+        if g is None or is_overwritten(v)
+        else _combined(g, factor, lambda a, b: a * tf.cast(b, a.dtype))
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
 def elements_per_tensor(tensors: Sequence[Gradient]) -> float:
@@ -227,7 +260,7 @@ def sees_gpu() -> bool:
     )
 
 
-def _row_values(gradient: Gradient) -> Tensor:
+def row_values(gradient: Gradient) -> Tensor:
     """Returns what reaches the variable's rows, in the gradient's own dtype.
 
     For a dense gradient that is the gradient. For a sparse one it is the

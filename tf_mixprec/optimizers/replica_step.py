@@ -20,9 +20,11 @@ from tf_mixprec._typing import Variable
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers import keras_internals
+from tf_mixprec.optimizers.clipping import Clipping
 from tf_mixprec.optimizers.local_variables import LocalVariables
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.traced_apart import TracedApart
+from tf_mixprec.optimizers.verdict import Verdict
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -47,63 +49,70 @@ class Step(NamedTuple):
     Args:
         inner_optimizer: The optimizer that makes the update.
         loss_scale: The variable with the loss scale.
-        unscale: Returns scaled gradients, given with their variables, unscaled;
-            `None` if they are not scaled.
+        unscale: Returns scaled gradients, given with their variables and a
+            factor or `None`, unscaled; `None` if they are not scaled.
+        clipping: How to clip what is unscaled, gradient by gradient.
         state: Variables of the loss scale, which every step may write to.
         judge: Returns `found_inf` of scaled gradients and their variables.
-        move: Writes the next state of the loss scale, given `found_inf`.
+        note: Notes which gradients are inf or nan, given `found_inf`, the
+            gradients and their variables.
+        move: Writes the next state of the loss scale, given the verdict.
         options: How to trace it.
     """
 
     inner_optimizer: Any
     loss_scale: Variable
-    unscale: Callable[[Sequence[Gradient], Sequence[Variable]], Any] | None
+    unscale: Callable[..., Any] | None
+    clipping: Clipping
     state: Sequence[Variable]
     judge: Callable[[Sequence[Gradient], Sequence[Variable]], Tensor]
-    move: Callable[[Tensor], None]
+    note: Callable[[Tensor, Sequence[Gradient], Sequence[Variable]], None]
+    move: Callable[[Verdict], None]
     options: StepOptions
 
     def update(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        verdict: Verdict,
     ) -> None:
         """Lets the inner optimizer update the variables."""
         if self.unscale is not None:
-            gradients = self.unscale(gradients, variables)
-        self.inner_optimizer.apply(list(gradients), list(variables))
+            gradients = self.unscale(gradients, variables, verdict.factor)
+        gradients = self.clipping.each(gradients, variables)
+        if verdict.norm is None:
+            self.inner_optimizer.apply(gradients, list(variables))
+            return
+        with keras_internals.clipping_by(self.inner_optimizer, verdict.norm):
+            self.inner_optimizer.apply(gradients, list(variables))
 
     def in_a_branch(
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        found_inf: Tensor,
-        norm: None = None,
+        verdict: Verdict,
     ) -> None:
         """Updates in a branch of the graph, and moves the loss scale."""
         if self.options.skip_nonfinite:
             # `tf.cond`, since `keras.ops.cond` wraps what is raised inside.
             tf.cond(
-                found_inf,
+                verdict.is_skipped,
                 lambda: None,
-                lambda: self.update(gradients, variables),
+                lambda: self.update(gradients, variables, verdict),
             )
         else:
-            self.update(gradients, variables)
-        self.move(found_inf)
+            self.update(gradients, variables, verdict)
+        self.move(verdict)
 
     def masked(
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        found_inf: Tensor,
-        norm: Tensor | None,
+        verdict: Verdict,
     ) -> None:
         """Updates variables whose writes are masked, and moves the scale."""
-        if norm is None:
-            self.update(gradients, variables)
-        else:
-            with keras_internals.clipping_by(self.inner_optimizer, norm):
-                self.update(gradients, variables)
-        self.move(found_inf)
+        self.update(gradients, variables, verdict)
+        self.move(verdict)
 
 
 class Traces:
@@ -130,7 +139,7 @@ def take(
     step: Step,
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    found_inf: Tensor | None,
+    verdict: Verdict | None,
     traces: Traces,
 ) -> None:
     """Takes a step on the replica that calls.
@@ -139,17 +148,22 @@ def take(
         step: What to do.
         gradients: Gradients summed over replicas.
         variables: Their variables.
-        found_inf: Scalar bool tensor, the same on every replica; `None` for
+        verdict: What is known of them, the same on every replica; `None` for
             gradients that are scaled, and still to be judged.
         traces: Steps traced earlier.
     """
     arguments = (step, gradients, variables)
     compiles = _compiles(step, gradients)
-    judged = _judged(*arguments, found_inf, with_norm=compiles)
+    clips = compiles and _clips_by_known_norm(step, gradients)
+    if verdict is None:
+        verdict = _judged(*arguments, with_norm=clips)
+    if not clips:
+        verdict = verdict._replace(norm=None)
+    step.note(verdict.found_inf, gradients, variables)
     if compiles or distribution.is_distributed():
-        _take_apart(*arguments, *judged, traces, compiles=compiles)
+        _take_apart(*arguments, verdict, traces, compiles=compiles)
     else:
-        step.in_a_branch(gradients, variables, judged[0])
+        step.in_a_branch(gradients, variables, verdict)
 
 
 def _compiles(step: Step, gradients: Sequence[Gradient]) -> bool:
@@ -167,35 +181,36 @@ def _compiles(step: Step, gradients: Sequence[Gradient]) -> bool:
     )
 
 
+def _clips_by_known_norm(step: Step, gradients: Sequence[Gradient]) -> bool:
+    """Returns whether the inner optimizer is told the norm it clips by."""
+    return bool(
+        keras_internals.global_clipnorm(step.inner_optimizer)
+        and not gradient_lists.sees_gpu()
+        and gradient_lists.are_plain(gradients)
+    )
+
+
 def _judged(
     step: Step,
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    found_inf: Tensor | None,
     *,
     with_norm: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns `found_inf`, and the norm to clip by where that is at hand."""
-    if found_inf is not None:
-        return found_inf, None
-    if (
-        with_norm
-        and keras_internals.global_clipnorm(step.inner_optimizer)
-        and not gradient_lists.sees_gpu()
-        and gradient_lists.are_plain(gradients)
-    ):
-        return gradient_lists.found_inf_and_norm(
-            gradients, variables, step.loss_scale
+) -> Verdict:
+    """Returns `found_inf`, and the norm to clip by where it is asked for."""
+    if with_norm:
+        found_inf, norm = gradient_lists.found_inf_and_norm(
+            gradients, variables, step.loss_scale, norm_counts=True
         )
-    return step.judge(gradients, variables), None
+        return Verdict(found_inf, norm=norm)
+    return Verdict(step.judge(gradients, variables))
 
 
 def _take_apart(
     step: Step,
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    found_inf: Tensor,
-    norm: Tensor | None,
+    verdict: Verdict,
     traces: Traces,
     *,
     compiles: bool,
@@ -209,8 +224,9 @@ def _take_apart(
     )
     key = (
         compiles,
-        norm is None,
+        verdict.names,
         step.unscale is None,
+        step.clipping,
         local.device,
         tuple(map(id, variables)),
         gradient_lists.signature(gradients),
@@ -222,10 +238,10 @@ def _take_apart(
             step.masked if compiles else step.in_a_branch,
             gradients,
             variables,
+            verdict,
             local,
-            has_norm=norm is not None,
             masks=compiles and step.options.skip_nonfinite,
             jit_compile=compiles,
         ),
     )
-    traced(gradients, found_inf, norm)
+    traced(gradients, verdict)

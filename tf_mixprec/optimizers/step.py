@@ -13,11 +13,16 @@ from tf_mixprec._typing import Variable
 from tf_mixprec.loss_scale import LossScaleRule
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import replica_step
 from tf_mixprec.optimizers.ledger import Ledger
+from tf_mixprec.optimizers.clipping import NONE
+from tf_mixprec.optimizers.clipping import Clipping
+from tf_mixprec.optimizers.nonfinite_counts import NonfiniteCounts
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
 from tf_mixprec.optimizers.values_step import ValuesStep
+from tf_mixprec.optimizers.verdict import Verdict
 
 
 class SkippingStep(ValuesStep):
@@ -50,6 +55,7 @@ class SkippingStep(ValuesStep):
         super().__init__(inner_optimizer, rule, options, name)
         self._ledger = Ledger()
         self._traces = replica_step.Traces()
+        self._nonfinite_counts: NonfiniteCounts | None = None
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Makes the inner optimizer's variables; does nothing a second time."""
@@ -58,6 +64,27 @@ class SkippingStep(ValuesStep):
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         self.built = True
+
+    def count_nonfinite(self) -> None:
+        """Makes steps that are traced from now on count bad gradients.
+
+        `nonfinite_counts` has the counts. `mp.callbacks.OverflowGuard` calls
+        this. Call it in the scope of the strategy, with the optimizer built.
+        """
+        if self._nonfinite_counts is None:
+            self._nonfinite_counts = NonfiniteCounts(
+                keras_internals.trainable_variables(self)
+            )
+
+    @property
+    def nonfinite_counts(self) -> dict[str, int]:
+        """By path of the variable: steps in which its gradient was inf or nan.
+
+        Variables without such a step are left out, and micro-batches count as
+        steps. Asking waits for the device.
+        """
+        counts = self._nonfinite_counts
+        return {} if counts is None else counts.read()
 
     @as_written
     def apply(
@@ -102,11 +129,11 @@ class SkippingStep(ValuesStep):
         found_inf = self._ledger.found_inf_if_unscaled(gradients)
         if found_inf is not None:
             found_inf = self._also_found(found_inf, gradients)
-            self._step(gradients, variables, found_inf)
+            self._step(gradients, variables, Verdict(found_inf), scaled=False)
             return
         self._ledger.warn_if_loss_was_not_scaled(self.rule)
         gradients = distribution.summed(gradients, self.all_reduce_dtype)
-        self._step(gradients, variables, None)
+        self._step(gradients, variables)
 
     @as_written
     def apply_unscaled(
@@ -140,7 +167,97 @@ class SkippingStep(ValuesStep):
         if not self._ledger.take_unscaled():
             gradients = distribution.summed(gradients, self.all_reduce_dtype)
         found_inf = self._also_found(found_inf, gradients)
-        self._step(gradients, variables, found_inf)
+        self._step(gradients, variables, Verdict(found_inf), scaled=False)
+
+    @as_written
+    def clip_and_apply(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        clipping: Clipping = NONE,
+        *,
+        count: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Makes a step with clipped gradients, on TensorFlow; `mp.TrainStep` does.
+
+        They are summed over replicas first, and multiplied once: with the
+        reciprocal of the loss scale, of `count`, and with the clipping factor.
+
+        Args:
+            gradients: Gradients of the scaled loss on this replica, or sums of
+                them over micro-batches.
+            variables: The variables they belong to.
+            clipping: How they are clipped once unscaled.
+            count: Scalar float32 tensor, the same on every replica: how many
+                micro-batches they are summed over. The step is skipped if it
+                is 0. Defaults to 1.
+            found_inf: Scalar bool tensor, the same on every replica: whether
+                micro-batches were left out for being inf or nan, so that the
+                loss scale backs off though the step is made.
+
+        Returns:
+            Whether the step was skipped, a scalar bool tensor; and the global
+            norm before clipping, a scalar float32 tensor.
+
+        Raises:
+            ValueError: If gradients and variables do not match, every gradient
+                is `None`, or a step cannot be taken under the strategy.
+        """
+        variables = self._known_variables(gradients, variables)
+        self._ledger.warn_if_loss_was_not_scaled(self.rule)
+        gradients = distribution.summed(gradients, self.all_reduce_dtype)
+        divisor = ops.convert_to_tensor(self.loss_scale)
+        if count is not None:
+            divisor *= ops.maximum(count, 1.0)
+        inner_clips = keras_internals.global_clipnorm(self.inner_optimizer)
+        found_now, norm = gradient_lists.found_inf_and_norm(
+            gradients,
+            variables,
+            divisor,
+            norm_counts=bool(clipping.global_norm or inner_clips),
+        )
+        if not self._scale_stays_above_one:
+            found_now |= self._found_inf(gradients, variables)
+        verdict = Verdict(found_now)
+        if count is not None:
+            verdict = verdict._replace(
+                skips=found_now | (count == 0), factor=1.0 / divisor
+            )
+        if found_inf is not None:
+            verdict = verdict._replace(
+                found_inf=found_now | found_inf, skips=verdict.is_skipped
+            )
+        if clipping.global_norm is not None:
+            factor = clipping.factor(norm) / divisor
+            verdict = verdict._replace(factor=factor)
+        elif inner_clips and clipping == NONE:
+            verdict = verdict._replace(norm=norm)
+        self._step(gradients, variables, verdict, clipping=clipping)
+        return verdict.is_skipped, norm
+
+    @as_written
+    def is_bad_micro_batch(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> Tensor:
+        """Returns whether a gradient is inf or nan, on any replica.
+
+        Args:
+            gradients: Gradients of the scaled loss of one micro-batch, on this
+                replica.
+            variables: The variables they belong to.
+
+        Returns:
+            Scalar bool tensor, the same on every replica.
+        """
+        counts = self._nonfinite_counts
+        if counts is None:
+            return distribution.on_any_replica(
+                self._found_inf(gradients, variables)
+            )
+        flags = distribution.on_any_replica(counts.flags(gradients, variables))
+        counts.add(flags)
+        return ops.any(flags)
 
     def _known_variables(
         self,
@@ -166,8 +283,13 @@ class SkippingStep(ValuesStep):
         )
 
     def _unscaled(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        factor: Tensor | None = None,
     ) -> list[Gradient]:
+        if factor is not None:
+            return gradient_lists.multiplied(gradients, variables, factor)
         return gradient_lists.unscaled(
             gradients,
             variables,
@@ -189,43 +311,70 @@ class SkippingStep(ValuesStep):
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        found_inf: Tensor | None,
+        verdict: Verdict | None = None,
+        *,
+        scaled: bool = True,
+        clipping: Clipping = NONE,
     ) -> None:
-        """Updates unless `found_inf`, and moves the loss scale.
+        """Updates unless the step is skipped, and moves the loss scale.
 
         Args:
             gradients: Gradients summed over replicas.
             variables: Their variables.
-            found_inf: Scalar bool tensor, the same on every replica; `None`
-                for gradients that are still scaled, and not yet judged.
+            verdict: What is known of them; `None` if they are not yet judged.
+            scaled: Whether they are still scaled.
+            clipping: How to clip them, gradient by gradient.
         """
         self._check_inner_scales_nothing()
 
         if keras.backend.backend() != "tensorflow":
-            if found_inf is None:
-                found_inf = self._found_inf(gradients, variables)
+            if verdict is None:
+                verdict = Verdict(self._found_inf(gradients, variables))
+            if scaled:
                 gradients = self._unscaled(gradients, variables)
-            self._step_on_values(gradients, variables, found_inf)
+            self._step_on_values(gradients, variables, verdict.found_inf)
             return
         replica_step.take(
             replica_step.Step(
                 inner_optimizer=self.inner_optimizer,
                 loss_scale=self.loss_scale,
-                unscale=self._unscaled if found_inf is None else None,
+                unscale=self._unscaled if scaled else None,
+                clipping=clipping,
                 state=[*self._state(), *self._rule_variables()],
                 judge=self._found_inf,
+                note=self._note_nonfinite,
                 move=self._move,
                 options=self._options,
             ),
             gradients,
             variables,
-            found_inf,
+            verdict,
             self._traces,
         )
 
-    def _move(self, found_inf: Tensor) -> None:
+    def _note_nonfinite(
+        self,
+        found_inf: Tensor,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+    ) -> None:
+        """Counts the gradients that are inf or nan, if that is asked for."""
+        if self._nonfinite_counts is not None:
+            self._nonfinite_counts.add_if(found_inf, gradients, variables)
+
+    def _move(self, verdict: Verdict) -> None:
         """Writes the next state of the loss scale."""
-        self._assign_state(self._next_state(self._state(), found_inf))
+        state = self._state()
+        new_state = self._next_state(state, verdict.found_inf)
+        if verdict.skips is not None and self._options.skip_nonfinite:
+            new_state = new_state._replace(
+                skipped_steps=state.skipped_steps
+                + ops.cast(verdict.skips, state.skipped_steps.dtype),
+                consecutive_skipped_steps=ops.where(
+                    verdict.skips, state.consecutive_skipped_steps + 1, 0
+                ),
+            )
+        self._assign_state(new_state)
 
     def _check_inner_scales_nothing(self) -> None:
         factor = self.inner_optimizer.loss_scale_factor

@@ -14,14 +14,13 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
 from tf_mixprec.optimizers import rounded_products
 from tf_mixprec.optimizers.local_variables import LocalVariables
+from tf_mixprec.optimizers.verdict import Verdict
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 T = TypeVar("T")
-Body = Callable[
-    [Sequence[Gradient], Sequence[Variable], Tensor, Tensor | None], None
-]
+Body = Callable[[Sequence[Gradient], Sequence[Variable], Verdict], None]
 
 # Operations of TensorFlow that write to a variable.
 _WRITES = re.compile(r"Assign\w*VariableOp|Resource(?!Gather)\w+")
@@ -35,13 +34,13 @@ class TracedApart:
     """The step of a replica, as a function of its gradients.
 
     Args:
-        body: What a step does with gradients, their variables, `found_inf`
-            and the gradients' global norm.
+        body: What a step does with gradients, their variables and what is
+            known of them.
         gradients: Gradients like those it will be called with.
         variables: Their variables.
-        has_norm: Whether it will be called with a norm.
+        verdict: A verdict with the fields that it will be called with.
         local: The components of all variables of the step.
-        masks: Whether writes to variables are masked by `found_inf`.
+        masks: Whether writes to variables are masked where the step is skipped.
         jit_compile: Whether XLA compiles the function.
 
     Raises:
@@ -53,34 +52,32 @@ class TracedApart:
         body: Body,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
+        verdict: Verdict,
         local: LocalVariables,
         *,
-        has_norm: bool,
         masks: bool,
         jit_compile: bool,
     ):
         structure = list(gradients)
         write_counts: list[int] = []
 
-        def function(
-            flat: Sequence[Tensor], found_inf: Tensor, norm: Tensor | None
-        ) -> None:
+        def function(flat: Sequence[Tensor], scalars: Sequence[Tensor]) -> None:
+            known = verdict.with_tensors(scalars)
             with (
                 tf.device(local.device),
-                local.seen(found_inf if masks else None) as views,
+                local.seen(known.is_skipped if masks else None) as views,
             ):
                 held = [
                     v if isinstance(v, keras.Variable) else views[id(v)]
                     for v in variables
                 ]
-                body(_packed(structure, flat), held, found_inf, norm)
+                body(_packed(structure, flat), held, known)
                 write_counts.append(sum(v.write_count for v in views.values()))
 
         flat = _flat(structure)
         specs = (
             [tf.TensorSpec(t.shape, t.dtype) for t in flat],
-            tf.TensorSpec((), tf.bool),
-            tf.TensorSpec((), tf.float32) if has_norm else None,
+            [tf.TensorSpec((), t.dtype) for t in verdict.tensors],
         )
         self._function = _in_thread(lambda: _traced(function, *specs))
         if masks:
@@ -92,14 +89,9 @@ class TracedApart:
                 lambda: _compiled(self._function, specs)
             )
 
-    def __call__(
-        self,
-        gradients: Sequence[Gradient],
-        found_inf: Tensor,
-        norm: Tensor | None,
-    ) -> None:
+    def __call__(self, gradients: Sequence[Gradient], verdict: Verdict) -> None:
         """Takes the step."""
-        self._function(_flat(gradients), found_inf, norm, *self._zeros)
+        self._function(_flat(gradients), verdict.tensors, *self._zeros)
 
 
 def _traced(function: Callable[..., None], *specs: Any) -> Any:
@@ -113,13 +105,9 @@ def _compiled(concrete: Any, specs: Sequence[Any]) -> Any:
     names = [tensor.op.name for tensor in concrete.inputs]
 
     def function(
-        flat: Sequence[Tensor],
-        found_inf: Tensor,
-        norm: Tensor | None,
-        *zeros: Tensor,
+        flat: Sequence[Tensor], scalars: Sequence[Tensor], *zeros: Tensor
     ) -> None:
         here = tf.compat.v1.get_default_graph()
-        scalars = [found_inf] if norm is None else [found_inf, norm]
         captured = [here.capture(t) for t in concrete.captured_inputs]
         rounded_products.import_rounded(
             graph, names, [*flat, *scalars, *captured], list(zeros)

@@ -1,0 +1,91 @@
+"""How gradients are clipped, once they are summed and unscaled."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_mixprec._typing import Gradient
+from tf_mixprec._typing import Tensor
+from tf_mixprec._typing import Variable
+from tf_mixprec.optimizers import gradients as gradient_lists
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """Bounds of gradients, in the units of the unscaled gradient; one or none.
+
+    Args:
+        global_norm: Of all gradients together: each is multiplied with
+            `global_norm / norm` where the norm is larger.
+        norm: Of each gradient by itself.
+        value: Of each element's absolute value.
+    """
+
+    global_norm: float | None = None
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        """Rejects bounds that are none, and two at once."""
+        given = {k: v for k, v in vars(self).items() if v is not None}
+        for name, bound in given.items():
+            if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+                raise TypeError(
+                    f"`clip_{name}` must be a float, because gradients are "
+                    f"compared with it. Received: clip_{name}={bound!r}"
+                )
+            if not 0.0 < bound < float("inf"):
+                raise ValueError(
+                    f"`clip_{name}` must be above 0 and finite, because it is "
+                    "the bound of a norm or an absolute value; leave it out "
+                    f"to clip nothing. Received: clip_{name}={bound!r}"
+                )
+        if len(given) > 1:
+            raise ValueError(
+                "Only one of `clip_global_norm`, `clip_norm` and `clip_value` "
+                "must be given, because each bounds the gradients by itself. "
+                f"Received: {', '.join(f'clip_{k}={given[k]!r}' for k in given)}"
+            )
+
+    def factor(self, norm: Tensor) -> Tensor:
+        """Returns what `global_norm` multiplies every gradient with.
+
+        As `tf.clip_by_global_norm` and Keras compute it.
+
+        Args:
+            norm: Scalar float32 tensor: the global norm.
+        """
+        return self.global_norm * tf.minimum(1.0 / norm, 1.0 / self.global_norm)
+
+    def each(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Returns gradients clipped one by one, for `norm` and `value`.
+
+        Args:
+            gradients: Unscaled gradients. Sparse ones become dense, since the
+                slices of one row add up.
+            variables: The variable of each; what is overwritten with its
+                gradient (a float8 scale) is left alone.
+        """
+        if self.norm is None and self.value is None:
+            return list(gradients)
+        return [
+            g
+            if g is None or gradient_lists.is_overwritten(v)
+            else self._clipped(tf.convert_to_tensor(g))
+            for g, v in zip(gradients, variables, strict=True)
+        ]
+
+    def _clipped(self, gradient: Any) -> Any:
+        if self.norm is not None:
+            return tf.clip_by_norm(gradient, self.norm)
+        return tf.clip_by_value(gradient, -self.value, self.value)
+
+
+NONE = Clipping()
