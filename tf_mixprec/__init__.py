@@ -28,8 +28,10 @@ from tf_mixprec.policies import policy_scope
 from tf_mixprec.policies import recommended_policy
 from tf_mixprec.policies import rules
 from tf_mixprec.training import CompileReport
+from tf_mixprec.training import TrainStep
 from tf_mixprec.training import compile
 from tf_mixprec.training import export_float32
+from tf_mixprec.training import fit
 
 __all__ = [
     "CompileReport",
@@ -44,12 +46,14 @@ __all__ = [
     "PrecisionRules",
     "Recommendation",
     "StaticLossScale",
+    "TrainStep",
     "__version__",
     "callbacks",
     "compile",
     "convert",
     "epsilon",
     "export_float32",
+    "fit",
     "layers",
     "next_state",
     "policy_scope",

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -60,7 +59,8 @@ class Clipping:
         Args:
             norm: Scalar float32 tensor: the global norm.
         """
-        return self.global_norm * tf.minimum(1.0 / norm, 1.0 / self.global_norm)
+        limit = self.global_norm or float("inf")
+        return limit * tf.minimum(1.0 / norm, 1.0 / limit)
 
     def each(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
@@ -73,19 +73,21 @@ class Clipping:
             variables: The variable of each; what is overwritten with its
                 gradient (a float8 scale) is left alone.
         """
-        if self.norm is None and self.value is None:
+        norm, value = self.norm, self.value
+        if norm is None and value is None:
             return list(gradients)
+
+        def clipped(gradient: Tensor) -> Tensor:
+            if value is not None:
+                return tf.clip_by_value(gradient, -value, value)
+            return tf.clip_by_norm(gradient, norm)
+
         return [
             g
             if g is None or gradient_lists.is_overwritten(v)
-            else self._clipped(tf.convert_to_tensor(g))
+            else clipped(tf.convert_to_tensor(g))
             for g, v in zip(gradients, variables, strict=True)
         ]
-
-    def _clipped(self, gradient: Any) -> Any:
-        if self.norm is not None:
-            return tf.clip_by_norm(gradient, self.norm)
-        return tf.clip_by_value(gradient, -self.value, self.value)
 
 
 NONE = Clipping()

@@ -3,10 +3,12 @@
 All of it is known while a function is traced, so nothing is read from a device.
 """
 
+import contextlib
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -56,9 +58,27 @@ class Ledger:
         self._has_warned = False
         # By thread: replicas are traced in threads of their own.
         self._unscaling: dict[int, Unscaling] = {}
+        self._why_not: dict[int, str] = {}
+
+    @contextlib.contextmanager
+    def forbidding(self, why_not: str) -> Iterator[None]:
+        """Makes a loss that is scaled in a block an error.
+
+        Args:
+            why_not: The rule, the reason and the remedy.
+        """
+        thread = threading.get_ident()
+        self._why_not[thread] = why_not
+        try:
+            yield
+        finally:
+            del self._why_not[thread]
 
     def note_scaled_loss(self) -> None:
         """Notes that the loss has been multiplied by the loss scale."""
+        why_not = self._why_not.get(threading.get_ident())
+        if why_not is not None:
+            raise RuntimeError(f"{why_not} Received: a call of `scale_loss`")
         self._loss_was_scaled = True
         self.take_unscaled()
 

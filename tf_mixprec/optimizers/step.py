@@ -1,5 +1,6 @@
 """One step: on variables on TensorFlow, on values on the other backends."""
 
+import contextlib
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,9 @@ from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import replica_step
-from tf_mixprec.optimizers.ledger import Ledger
 from tf_mixprec.optimizers.clipping import NONE
 from tf_mixprec.optimizers.clipping import Clipping
+from tf_mixprec.optimizers.ledger import Ledger
 from tf_mixprec.optimizers.nonfinite_counts import NonfiniteCounts
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
@@ -179,7 +180,7 @@ class SkippingStep(ValuesStep):
         count: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Makes a step with clipped gradients, on TensorFlow; `mp.TrainStep` does.
+        """Makes a step with clipped gradients, on TensorFlow.
 
         They are summed over replicas first, and multiplied once: with the
         reciprocal of the loss scale, of `count`, and with the clipping factor.
@@ -235,6 +236,16 @@ class SkippingStep(ValuesStep):
             verdict = verdict._replace(norm=norm)
         self._step(gradients, variables, verdict, clipping=clipping)
         return verdict.is_skipped, norm
+
+    def forbidding_scale_loss(
+        self, why_not: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Makes a call of `scale_loss` in a block a `RuntimeError`.
+
+        Args:
+            why_not: The rule, the reason and the remedy.
+        """
+        return self._ledger.forbidding(why_not)
 
     @as_written
     def is_bad_micro_batch(

@@ -5,10 +5,17 @@
 `float32_ends` and `penalties` widen what losses and metrics get, `recompiling`
 does it again for a loaded or cloned model, `report` says what was done.
 `export_float32` makes a float32 model from masters.
+
+`TrainStep` makes the step itself, and `fit` epochs of it: `replicas` hands out
+batches, `step_function` is what is traced, `micro_batches` and `gradient_sums`
+accumulate, `snapshot` takes a skipped step back, `loss_hook` calls a loss of the
+user's, `misuse` has the checks.
 """
 
 from tf_mixprec.training.compile import compile
 from tf_mixprec.training.export_float32 import export_float32
+from tf_mixprec.training.fit import fit
 from tf_mixprec.training.report import CompileReport
+from tf_mixprec.training.train_step import TrainStep
 
-__all__ = ["CompileReport", "compile", "export_float32"]
+__all__ = ["CompileReport", "TrainStep", "compile", "export_float32", "fit"]

@@ -4,12 +4,17 @@
 """
 
 import contextlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from tf_mixprec.optimizers import tracing
+from tf_mixprec.training.instance_methods import set_method
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 
 def all_layers(model: Any) -> list[Any]:
@@ -36,12 +41,61 @@ def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
         object.__setattr__(model, "_losses_override", former)
 
 
+def loss_tracker(model: Any) -> Any:
+    """Returns the metric that has the mean loss of an epoch."""
+    return model._loss_tracker
+
+
+def compute_loss(model: Any, *, training: bool, **arguments: Any) -> Any:
+    """Returns this replica's share of the loss of a compiled model.
+
+    Args:
+        model: A compiled model.
+        training: Whether it is trained.
+        **arguments: `x`, `y`, `y_pred` and `sample_weight`.
+    """
+    return model._compute_loss(training=training, **arguments)
+
+
+def predictions(model: Any, x: Any, *, training: bool) -> Any:
+    """Returns what a model makes of inputs."""
+    if model._call_has_training_arg:
+        return model(x, training=training)
+    return model(x)
+
+
+def without_symbolic_build(model: Any, build: Callable[[Any], None]) -> None:
+    """Makes `fit` of one model build it in another way.
+
+    Keras averages a batch over replicas for it, which several workers cannot.
+
+    Args:
+        model: The model.
+        build: Is given a batch.
+    """
+
+    def build_instead(iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is not None:
+            # Yields the first and the last step, and what has its data.
+            data_batch = next(next(iter(iterator))[2])
+        build(data_batch)
+
+    set_method(model, "_maybe_symbolic_build", lambda _: build_instead)
+
+
+def without_optionals(data: Any) -> Any:
+    """Returns a batch with `None` where a generator yields nothing."""
+    return keras.tree.map_structure(
+        lambda x: None if isinstance(x, tf.experimental.Optional) else x, data
+    )
+
+
 def has_counted(model: Any) -> bool:
     """Returns whether the loss of some step is in the mean of the epoch.
 
     True while a function is traced, when that is not known yet.
     """
-    tracker = model._loss_tracker
+    tracker = loss_tracker(model)
     if tracker is None or tracing.current_graph() is not None:
         return True
     return float(keras.ops.convert_to_numpy(tracker.count)) > 0

@@ -14,12 +14,13 @@ import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
-from tf_mixprec._typing import Variable
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import set_method
 from tf_mixprec.training.instance_methods import unset_method
 from tf_mixprec.training.recompiling import is_of_keras
+from tf_mixprec.training.snapshot import Snapshot
+from tf_mixprec.training.snapshot import changed_by_a_step
 
 
 def leave_no_trace(model: Any) -> None:
@@ -93,22 +94,12 @@ def _traceless(
         if not _optimizers(model):  # compiled anew, by Keras
             return train_step(data)
         keras_internals.build_metrics(model, data)
-        variables = _changed(model)
-        before = [ops.copy(variable) for variable in variables]
+        snapshot = Snapshot(changed_by_a_step(model))
         train_step(data)
-        skipped = _skipped(model)
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(ops.where(skipped, value, variable))
+        snapshot.put_back(_skipped(model))
         return model.get_metrics_result()
 
     return traceless_train_step
-
-
-def _changed(model: Any) -> list[Variable]:
-    """Returns what a step changes and the optimizer does not protect."""
-    # Not `non_trainable_variables`, which has the seeds in it.
-    variables = [*model.non_trainable_weights, *model.metrics_variables]
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def _skipped(model: Any) -> Tensor:
