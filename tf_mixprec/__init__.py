@@ -20,6 +20,7 @@ from tf_mixprec.loss_scale import presets
 from tf_mixprec.numerics import epsilon
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.optimizers import MasterWeightOptimizer
+from tf_mixprec.optimizers import SharedLossScale
 from tf_mixprec.optimizers import wrap
 from tf_mixprec.policies import Policy
 from tf_mixprec.policies import PrecisionRules
@@ -45,6 +46,7 @@ __all__ = [
     "Policy",
     "PrecisionRules",
     "Recommendation",
+    "SharedLossScale",
     "StaticLossScale",
     "TrainStep",
     "__version__",

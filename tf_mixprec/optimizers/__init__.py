@@ -12,6 +12,12 @@ moves is not here but in `loss_scale/`.
 
 from tf_mixprec.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from tf_mixprec.optimizers.master_weight_optimizer import MasterWeightOptimizer
+from tf_mixprec.optimizers.shared_loss_scale import SharedLossScale
 from tf_mixprec.optimizers.wrap import wrap
 
-__all__ = ["LossScaleOptimizer", "MasterWeightOptimizer", "wrap"]
+__all__ = [
+    "LossScaleOptimizer",
+    "MasterWeightOptimizer",
+    "SharedLossScale",
+    "wrap",
+]

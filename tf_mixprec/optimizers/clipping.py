@@ -45,10 +45,11 @@ class Clipping:
                     f"to clip nothing. Received: clip_{name}={bound!r}"
                 )
         if len(given) > 1:
+            received = ", ".join(f"clip_{k}={v!r}" for k, v in given.items())
             raise ValueError(
                 "Only one of `clip_global_norm`, `clip_norm` and `clip_value` "
                 "must be given, because each bounds the gradients by itself. "
-                f"Received: {', '.join(f'clip_{k}={given[k]!r}' for k in given)}"
+                f"Received: {received}"
             )
 
     def factor(self, norm: Tensor) -> Tensor:

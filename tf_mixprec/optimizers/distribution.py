@@ -8,6 +8,7 @@ import keras
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec.optimizers import gradients as gradient_lists
+from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import tensorflow_internals
 
 if keras.backend.backend() == "tensorflow":
@@ -82,6 +83,12 @@ def is_distributed() -> bool:
     )
 
 
+def is_a_strategy(strategy: Any) -> bool:
+    """Returns whether this is a strategy, and not the lack of one."""
+    with strategy.scope():
+        return tf.distribute.has_strategy()
+
+
 def summed(gradients: Sequence[Gradient], dtype: str | None) -> list[Gradient]:
     """Returns the gradients summed over all replicas, the same on each.
 
@@ -124,6 +131,22 @@ def on_any_replica(found_inf: Tensor) -> Tensor:
         tf.distribute.ReduceOp.SUM, tf.cast(found_inf, tf.float32)
     )
     return count > 0
+
+
+def assign(variable: Any, value: Tensor) -> None:
+    """Writes a value that is the same on every replica.
+
+    Args:
+        variable: A Keras variable; each replica writes to its component, so
+            that a loop and a branch may do it. From outside of the replicas
+            all components are written.
+        value: A tensor of its shape and dtype.
+    """
+    held = keras_internals.held_variable(variable)
+    if is_distributed() and not tf.distribute.in_cross_replica_context():
+        component_on_this_replica(held).assign(value)
+    else:
+        variable.assign(value)
 
 
 def component_on_this_replica(variable: Any) -> Any:

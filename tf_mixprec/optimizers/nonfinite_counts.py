@@ -1,6 +1,9 @@
 """How often the gradient of each variable was inf or nan."""
 
+import collections
+from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
@@ -18,52 +21,65 @@ if keras.backend.backend() == "tensorflow":
 
 
 class NonfiniteCounts:
-    """One counter for each variable, on the device.
+    """One counter for each variable, and one for the floor, on the device.
 
     Args:
         variables: The variables that an optimizer updates.
+        key_of: Returns what the optimizer knows a variable by.
     """
 
-    def __init__(self, variables: Sequence[Variable]):
-        self._paths = [
-            getattr(variable, "path", variable.name) for variable in variables
-        ]
-        self._index = {id(v): index for index, v in enumerate(variables)}
-        self._counts = keras.Variable(
-            ops.zeros(len(self._paths), "int32"),
-            trainable=False,
-            aggregation="only_first_replica",
-            name="nonfinite_counts",
-        )
-
-    def add_if(
+    def __init__(
         self,
-        found_inf: Tensor,
-        gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-    ) -> None:
+        key_of: Callable[[Variable], Any],
+    ):
+        self._paths = _distinct(
+            [getattr(variable, "path", variable.name) for variable in variables]
+        )
+        self._key_of = key_of
+        self._index = {key_of(v): index for index, v in enumerate(variables)}
+        self._counts = _zeros((len(self._paths),), "nonfinite_counts")
+        self._skipped_at_floor = _zeros((), "skipped_at_floor")
+
+    def reset(self) -> None:
+        """Starts at 0 again, from outside of the replicas."""
+        for variable in (self._counts, self._skipped_at_floor):
+            variable.assign(ops.zeros_like(variable))
+
+    def add_if(self, found_inf: Tensor, flags: Callable[[], Tensor]) -> None:
         """Counts a step.
 
         Args:
             found_inf: Scalar bool tensor: whether any gradient is inf or nan.
-            gradients: The same on every replica.
-            variables: The variable of each.
+            flags: Returns which are: a bool for each counter, the same on
+                every replica.
         """
-
-        def add() -> None:
-            self.add(self.flags(gradients, variables))
-
         if gradient_lists.sees_gpu():  # where a branch waits for the host
-            add()
+            self.add(flags())
         else:
-            tf.cond(found_inf, add, lambda: None)
+            tf.cond(found_inf, lambda: self.add(flags()), lambda: None)
 
     def add(self, flags: Tensor) -> None:
-        """Counts a step, given what `flags` returns for it on all replicas."""
-        counts = distribution.component_on_this_replica(
-            keras_internals.held_variable(self._counts)
-        )
+        """Counts a step.
+
+        Args:
+            flags: A bool for each counter, the same on every replica.
+        """
+        counts = _on_this_replica(self._counts)
         counts.assign_add(tf.cast(flags, counts.dtype))
+
+    def add_at_floor(self, skips: Tensor, is_at_floor: Tensor) -> None:
+        """Counts a skipped step at the floor, starts at 0 above it.
+
+        Args:
+            skips: Scalar bool tensor: whether the step is skipped.
+            is_at_floor: Scalar bool tensor: whether its loss scale was the
+                least that there is.
+        """
+        count = _on_this_replica(self._skipped_at_floor)
+        count.assign(
+            tf.where(is_at_floor, count + tf.cast(skips, count.dtype), 0)
+        )
 
     def flags(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
@@ -71,8 +87,8 @@ class NonfiniteCounts:
         """Returns a bool for each counter: whether its gradient is bad."""
         flags = [tf.constant(False)] * len(self._paths)
         for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None and id(variable) in self._index:
-                flags[self._index[id(variable)]] = numerics.found_inf(
+            if gradient is not None:
+                flags[self._index[self._key_of(variable)]] = numerics.found_inf(
                     [gradient_lists.row_values(gradient)]
                 )
         return tf.stack(flags)
@@ -85,3 +101,32 @@ class NonfiniteCounts:
             for path, count in zip(self._paths, counts, strict=True)
             if count
         }
+
+    def read_at_floor(self) -> int:
+        """Returns the steps skipped at the floor. Waits for the device."""
+        return int(ops.convert_to_numpy(self._skipped_at_floor))
+
+
+def _zeros(shape: tuple[int, ...], name: str) -> Variable:
+    return keras.Variable(
+        ops.zeros(shape, "int32"),
+        trainable=False,
+        aggregation="only_first_replica",
+        name=name,
+    )
+
+
+def _on_this_replica(variable: Variable) -> Any:
+    return distribution.component_on_this_replica(
+        keras_internals.held_variable(variable)
+    )
+
+
+def _distinct(paths: Sequence[str]) -> list[str]:
+    """Returns the paths, the second of a kind with " (2)" and so on."""
+    seen: collections.Counter[str] = collections.Counter()
+    distinct = []
+    for path in paths:
+        seen[path] += 1
+        distinct.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return distinct

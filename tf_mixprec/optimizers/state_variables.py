@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,11 +65,11 @@ class LossScaleVariables(
         self._rule = (
             LiveRule(rule) if isinstance(rule, DynamicLossScale) else rule
         )
-        for field, value in rule.initial_state()._asdict().items():
+        for field, initializer, dtype in initial_variables(rule):
             variable = self.add_variable(
                 shape=(),
-                initializer=_constant(value),
-                dtype=_DTYPES.get(field, "int"),
+                initializer=initializer,
+                dtype=dtype,
                 aggregation="only_first_replica",
                 name=field,
             )
@@ -235,6 +236,14 @@ class LossScaleVariables(
                     f"Received: shape={tuple(weight.shape)}"
                 )
             variable.assign(weight)
+
+
+def initial_variables(
+    rule: LossScaleRule,
+) -> Iterator[tuple[str, Callable[..., Tensor], str]]:
+    """Yields name, initializer and dtype of each variable of the state."""
+    for field, value in rule.initial_state()._asdict().items():
+        yield field, _constant(value), _DTYPES.get(field, "int")
 
 
 def _range(rule: LossScaleRule) -> tuple[float, float]:

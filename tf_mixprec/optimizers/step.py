@@ -1,6 +1,7 @@
 """One step: on variables on TensorFlow, on values on the other backends."""
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from tf_mixprec.optimizers import replica_step
 from tf_mixprec.optimizers.clipping import NONE
 from tf_mixprec.optimizers.clipping import Clipping
 from tf_mixprec.optimizers.ledger import Ledger
+from tf_mixprec.optimizers.live_rule import LiveRule
 from tf_mixprec.optimizers.nonfinite_counts import NonfiniteCounts
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
@@ -69,13 +71,18 @@ class SkippingStep(ValuesStep):
     def count_nonfinite(self) -> None:
         """Makes steps that are traced from now on count bad gradients.
 
-        `nonfinite_counts` has the counts. `mp.callbacks.OverflowGuard` calls
-        this. Call it in the scope of the strategy, with the optimizer built.
+        `nonfinite_counts` and `skipped_at_floor` have the counts, which start
+        at 0; a second call starts them again. `mp.callbacks.OverflowGuard`
+        calls this. Call it in the scope of the strategy, with the optimizer
+        built. On other backends than TensorFlow nothing is counted.
         """
         if self._nonfinite_counts is None:
             self._nonfinite_counts = NonfiniteCounts(
-                keras_internals.trainable_variables(self)
+                keras_internals.trainable_variables(self),
+                functools.partial(keras_internals.key_of, self),
             )
+        else:
+            self._nonfinite_counts.reset()
 
     @property
     def nonfinite_counts(self) -> dict[str, int]:
@@ -86,6 +93,16 @@ class SkippingStep(ValuesStep):
         """
         counts = self._nonfinite_counts
         return {} if counts is None else counts.read()
+
+    @property
+    def skipped_at_floor(self) -> int:
+        """Steps skipped at the floor of the loss scale, if they are counted.
+
+        The floor is `min_scale`; a fixed scale is always there. A step above
+        it starts the count at 0. Asking waits for the device.
+        """
+        counts = self._nonfinite_counts
+        return 0 if counts is None else counts.read_at_floor()
 
     @as_written
     def apply(
@@ -191,8 +208,8 @@ class SkippingStep(ValuesStep):
             variables: The variables they belong to.
             clipping: How they are clipped once unscaled.
             count: Scalar float32 tensor, the same on every replica: how many
-                micro-batches they are summed over. The step is skipped if it
-                is 0. Defaults to 1.
+                micro-batches they are summed over, or what else is to divide
+                them. The step is skipped if it is 0. Defaults to 1.
             found_inf: Scalar bool tensor, the same on every replica: whether
                 micro-batches were left out for being inf or nan, so that the
                 loss scale backs off though the step is made.
@@ -210,7 +227,7 @@ class SkippingStep(ValuesStep):
         gradients = distribution.summed(gradients, self.all_reduce_dtype)
         divisor = ops.convert_to_tensor(self.loss_scale)
         if count is not None:
-            divisor *= ops.maximum(count, 1.0)
+            divisor *= ops.where(count > 0, count, 1.0)
         inner_clips = keras_internals.global_clipnorm(self.inner_optimizer)
         found_now, norm = gradient_lists.found_inf_and_norm(
             gradients,
@@ -225,6 +242,7 @@ class SkippingStep(ValuesStep):
             verdict = verdict._replace(
                 skips=found_now | (count == 0), factor=1.0 / divisor
             )
+            norm = ops.where(count == 0, float("nan"), norm)
         if found_inf is not None:
             verdict = verdict._replace(
                 found_inf=found_now | found_inf, skips=verdict.is_skipped
@@ -266,7 +284,9 @@ class SkippingStep(ValuesStep):
             return distribution.on_any_replica(
                 self._found_inf(gradients, variables)
             )
-        flags = distribution.on_any_replica(counts.flags(gradients, variables))
+        flags = distribution.on_any_replica(
+            self._flags(counts, gradients, variables)
+        )
         counts.add(flags)
         return ops.any(flags)
 
@@ -353,7 +373,11 @@ class SkippingStep(ValuesStep):
                 clipping=clipping,
                 state=[*self._state(), *self._rule_variables()],
                 judge=self._found_inf,
-                note=self._note_nonfinite,
+                note=functools.partial(
+                    self._note_nonfinite,
+                    skips=None if verdict is None else verdict.skips,
+                    scaled=scaled,
+                ),
                 move=self._move,
                 options=self._options,
             ),
@@ -368,10 +392,53 @@ class SkippingStep(ValuesStep):
         found_inf: Tensor,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
+        *,
+        skips: Tensor | None,
+        scaled: bool,
     ) -> None:
-        """Counts the gradients that are inf or nan, if that is asked for."""
-        if self._nonfinite_counts is not None:
-            self._nonfinite_counts.add_if(found_inf, gradients, variables)
+        """Counts the gradients that are inf or nan, if that is asked for.
+
+        Args:
+            found_inf: Scalar bool tensor: whether one is.
+            gradients: The same on every replica.
+            variables: Their variables.
+            skips: Scalar bool tensor: whether the step is skipped; `None` if
+                that is `found_inf`.
+            scaled: Whether the gradients are still scaled.
+        """
+        counts = self._nonfinite_counts
+        if counts is None:
+            return
+        counts.add_if(
+            found_inf,
+            lambda: self._flags(counts, gradients, variables, scaled=scaled),
+        )
+        if self._options.skip_nonfinite:
+            skips = found_inf if skips is None else skips
+            counts.add_at_floor(skips, self._is_at_floor())
+
+    def _flags(
+        self,
+        counts: NonfiniteCounts,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        *,
+        scaled: bool = True,
+    ) -> Tensor:
+        """Returns for each counter what `_found_inf` does for all gradients."""
+        flags = counts.flags(gradients, variables)
+        if self._scale_stays_above_one or not scaled:
+            return flags
+        unscaled = self._unscaled(gradients, variables)
+        return ops.logical_or(flags, counts.flags(unscaled, variables))
+
+    def _is_at_floor(self) -> Tensor:
+        """Returns whether the loss scale cannot back off any further."""
+        # Not the rule in force: that of a shared scale moves nothing.
+        if not isinstance(self._rule, LiveRule):
+            return ops.convert_to_tensor(True)
+        scale = ops.convert_to_tensor(self.loss_scale)
+        return scale <= self._rule.read().min_scale
 
     def _move(self, verdict: Verdict) -> None:
         """Writes the next state of the loss scale."""

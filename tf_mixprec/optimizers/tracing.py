@@ -27,6 +27,19 @@ def as_written(function: F) -> F:
     return tf.autograph.experimental.do_not_convert(function)
 
 
+def traced(function: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that is traced where eager code calls it.
+
+    Args:
+        function: Without arguments. In a graph it is traced with what is
+            around it.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return function
+    graph_function = tf.function(function, autograph=False)
+    return lambda: graph_function() if tf.executing_eagerly() else function()
+
+
 def current_graph() -> Any:
     """Returns the graph that is being traced, `None` in eager code."""
     if keras.backend.backend() != "tensorflow" or tf.executing_eagerly():

@@ -8,8 +8,9 @@ does it again for a loaded or cloned model, `report` says what was done.
 
 `TrainStep` makes the step itself, and `fit` epochs of it: `replicas` hands out
 batches, `step_function` is what is traced, `micro_batches` and `gradient_sums`
-accumulate, `snapshot` takes a skipped step back, `loss_hook` calls a loss of the
-user's, `misuse` has the checks.
+accumulate, `keras_losses` and `loss_hook` have the loss and `backward` scales
+it, `snapshot` takes a skipped step back, `keras_loop` is what `fit` calls,
+`misuse` has the checks.
 """
 
 from tf_mixprec.training.compile import compile

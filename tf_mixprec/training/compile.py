@@ -11,6 +11,7 @@ from tf_mixprec.training import recompiling
 from tf_mixprec.training.compile_call import call_compile
 from tf_mixprec.training.compile_call import check_arguments
 from tf_mixprec.training.float32_ends import compute_in_float32
+from tf_mixprec.training.keras_loop import make_train_without
 from tf_mixprec.training.optimizer_choice import OptimizerChoice
 from tf_mixprec.training.penalties import widen_regularizers
 from tf_mixprec.training.report import CompileReport
@@ -84,8 +85,8 @@ def compile(
     Raises:
         TypeError: If `model` is no Keras model, if the model's own `compile`
             does not take an argument, or if `optimizer` is none.
-        ValueError: If `auto_scale_loss` is given, or `safe_skip` where no
-            optimizer of ours can skip a step.
+        ValueError: If `auto_scale_loss` is given, if `jit_compile` is no
+            choice, or `safe_skip` where no optimizer of ours can skip a step.
 
     Example:
 
@@ -108,6 +109,7 @@ def compile(
     found = SixteenBitLayers.of(model)
     choice = OptimizerChoice(found, wraps_all=safe_skip)
     jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, found)
+    make_train_without(model)
     call_compile(
         model,
         choice,
@@ -173,6 +175,12 @@ def _chosen_jit_compile(
     jit_compile: bool | str, found: SixteenBitLayers
 ) -> tuple[bool | str, list[str]]:
     """Returns the argument for Keras, and why it is not what was given."""
+    if jit_compile not in (True, False, None, "auto"):
+        raise ValueError(
+            "`jit_compile` must be True, False or 'auto', because it says "
+            "whether XLA compiles the step. Received: "
+            f"jit_compile={jit_compile!r}"
+        )
     if jit_compile != "auto" or not found.bfloat16 or not _runs_on_cpu():
         return jit_compile, []
     reason = (

@@ -9,6 +9,9 @@ from tf_mixprec.training import misuse
 from tf_mixprec.training.train_step import TrainStep
 from tf_mixprec.training.train_step import as_arguments
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
 
 def fit(
     step: TrainStep,
@@ -68,6 +71,8 @@ def fit(
             f"step={step!r}"
         )
     misuse.check_is_current(step)
+    if isinstance(data, tf.data.Dataset):
+        options.setdefault("shuffle", False)  # Keras warns that it does not
     return step.model.fit(
         **as_arguments(data),
         epochs=epochs,
@@ -98,4 +103,5 @@ class _EpochLogs(keras.callbacks.Callback):
     ) -> None:
         """Adds them."""
         if logs is not None:
-            logs.update(self._step.epoch_logs())
+            # Loss and metrics are there, and by now those of validation too.
+            logs.update({**self._step.epoch_logs(), **logs})

@@ -5,7 +5,10 @@ would change what is saved and what `clone_model` builds; wrapped metrics would
 not be the objects and names that were given.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from tf_mixprec.layers.float32_inside import widened_tensors
@@ -26,6 +29,26 @@ def compute_in_float32(model: Any) -> None:
         "compute_loss",
         lambda method: _with_wide_losses(model, _with_wide_predictions(method)),
     )
+
+
+@contextlib.contextmanager
+def outputs_in_float32(model: Any) -> Iterator[None]:
+    """Makes a model return float32 in the place of 16 bits, in a block.
+
+    For losses that users compute of its outputs.
+    """
+    call = model.call
+
+    @functools.wraps(call)
+    def wide_call(*args: Any, **kwargs: Any) -> Any:
+        return _widened(call(*args, **kwargs))
+
+    # Past Keras's tracking of attributes.
+    vars(model)["call"] = wide_call
+    try:
+        yield
+    finally:
+        del vars(model)["call"]
 
 
 def _with_wide_predictions(method: Callable[..., Any]) -> Callable[..., Any]:

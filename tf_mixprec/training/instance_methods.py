@@ -16,11 +16,21 @@ def set_method(
         name: The name of the method.
         replacement: From the method there is to the one to be.
     """
-    method = getattr(instance, name)
-    original = getattr(method, "_tf_mixprec_original", method)
+    original = original_method(instance, name)
     new = replacement(original)
     new._tf_mixprec_original = original  # type: ignore[attr-defined]
     setattr(instance, name, new)
+
+
+def original_method(instance: Any, name: str) -> Method:
+    """Returns the method that `set_method` replaced, or the one there is.
+
+    Args:
+        instance: The object.
+        name: The name of the method.
+    """
+    method = getattr(instance, name)
+    return getattr(method, "_tf_mixprec_original", method)
 
 
 def unset_method(instance: Any, name: str) -> None:

@@ -4,14 +4,12 @@
 """
 
 import contextlib
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from tf_mixprec.optimizers import tracing
-from tf_mixprec.training.instance_methods import set_method
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -64,23 +62,20 @@ def predictions(model: Any, x: Any, *, training: bool) -> Any:
     return model(x)
 
 
-def without_symbolic_build(model: Any, build: Callable[[Any], None]) -> None:
-    """Makes `fit` of one model build it in another way.
+# The method of a model with which `fit` builds it under a strategy: it averages
+# a batch over replicas, which several workers cannot.
+SYMBOLIC_BUILD = "_maybe_symbolic_build"
 
-    Keras averages a batch over replicas for it, which several workers cannot.
 
-    Args:
-        model: The model.
-        build: Is given a batch.
-    """
+def builds_symbolically(model: Any) -> bool:
+    """Returns whether `fit` builds a model before it traces it."""
+    return model._distribute_strategy is not None
 
-    def build_instead(iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is not None:
-            # Yields the first and the last step, and what has its data.
-            data_batch = next(next(iter(iterator))[2])
-        build(data_batch)
 
-    set_method(model, "_maybe_symbolic_build", lambda _: build_instead)
+def first_batch(epoch_iterator: Any) -> Any:
+    """Returns a batch of what `fit` iterates over; it starts anew later."""
+    _, _, iterator = next(iter(epoch_iterator))  # of the first step
+    return next(iterator)
 
 
 def without_optionals(data: Any) -> Any:

@@ -48,8 +48,7 @@ class MicroBatches:
         Args:
             index: Scalar int32 tensor, from 0.
         """
-        if self.are_equal:
-            assert self._static_size is not None
+        if self._static_size is not None and self.are_equal:
             size = self._static_size // self._count
             return keras.tree.map_structure(
                 lambda t: _equal_part(t, index * size, size), self._batch

@@ -1,5 +1,6 @@
 """Wrong use of a training step, caught when it happens."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -48,12 +49,8 @@ def check_accumulation_steps(steps: Any) -> None:
         )
 
 
-def check_loss(
-    hook: Any, loss: Any, metrics: Any, weighted_metrics: Any
-) -> None:
+def check_no_loss(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
     """Raises if losses or metrics are given that would not be used."""
-    if hook is None:
-        return
     if loss is not None:
         raise ValueError(
             "`loss` must not be given where a subclass overrides "
@@ -66,6 +63,43 @@ def check_loss(
             "`compute_loss`, because they need predictions and it returns "
             "none; return `(loss, {'name': value})` to log a value. Received: "
             f"metrics={metrics!r}, weighted_metrics={weighted_metrics!r}"
+        )
+
+
+def check_loss_scales(loss_scales: Any, has_hook: bool, optimizer: Any) -> None:
+    """Raises unless several losses and their scales fit together."""
+    if loss_scales is None:
+        return
+    if not has_hook:
+        raise ValueError(
+            "`loss_scales` must be given to a subclass that overrides "
+            "`compute_loss`, because that returns several losses. Received: "
+            f"loss_scales={loss_scales!r}"
+        )
+    if not isinstance(loss_scales, Mapping) or not loss_scales:
+        raise TypeError(
+            "`loss_scales` must be a dict with a preset, a rule or None for "
+            "each name of a loss, because losses are known by name. Received: "
+            f"loss_scales={loss_scales!r}"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` must not be wrapped where `loss_scales` are given, "
+            "because the losses have scales of their own; give "
+            f"`optimizer.inner_optimizer`. Received: optimizer={optimizer!r}"
+        )
+
+
+def check_loss_names(losses: Any, names: list[str]) -> None:
+    """Raises unless losses are given by name where they have scales."""
+    if bool(names) != isinstance(losses, dict) or (
+        names and set(losses) != set(names)
+    ):
+        expected = f"a dict with {', '.join(names)}" if names else "one loss"
+        raise ValueError(
+            f"`compute_loss` must return {expected}, because the loss scales "
+            "of `mp.TrainStep(..., loss_scales=...)` are for these. Received: "
+            f"{losses!r}"
         )
 
 
@@ -96,7 +130,7 @@ def check_scales_once(optimizer: Any) -> None:
 
 def check_is_current(step: Any) -> None:
     """Raises if the model is not compiled for the step any more."""
-    if step.model.optimizer is not step.optimizer:
+    if not step.is_current:
         raise RuntimeError(
             "A model must not be compiled anew after its `mp.TrainStep` is "
             "made, nor have two of them, because the step uses its losses and "

@@ -1,11 +1,13 @@
 """A batch on its way to the replicas, and what comes back."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from tf_mixprec.optimizers import distribution
 from tf_mixprec.training.micro_batches import first_tensor
 
 if keras.backend.backend() == "tensorflow":
@@ -26,6 +28,17 @@ class Replicas:
         self._local_count = (
             1 if self.count == 1 else len(strategy.extended.worker_devices)
         )
+
+    def device(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a scope in which to call what is traced for all replicas.
+
+        XLA compiles for the device of the caller, also where the only replica
+        has another.
+        """
+        if self.count > 1 or not distribution.is_a_strategy(self.strategy):
+            return contextlib.nullcontext()
+        (device,) = self.strategy.extended.worker_devices
+        return tf.device(device)
 
     def distributed(self, batch: Any) -> Any:
         """Returns a batch with a part for each replica.

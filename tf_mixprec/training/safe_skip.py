@@ -16,11 +16,11 @@ from keras import ops
 from tf_mixprec._typing import Tensor
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import original_method
 from tf_mixprec.training.instance_methods import set_method
 from tf_mixprec.training.instance_methods import unset_method
 from tf_mixprec.training.recompiling import is_of_keras
 from tf_mixprec.training.snapshot import Snapshot
-from tf_mixprec.training.snapshot import changed_by_a_step
 
 
 def leave_no_trace(model: Any) -> None:
@@ -67,6 +67,20 @@ def leave_traces(model: Any) -> None:
     unset_method(model, "get_metrics_result")
 
 
+def skips_safely(model: Any) -> bool:
+    """Returns whether skipped steps of a model leave no trace.
+
+    Args:
+        model: A model, compiled or not.
+    """
+    optimizers = _optimizers(model)
+    return (
+        model.train_step != original_method(model, "train_step")
+        and bool(optimizers)
+        and all(each.skip_nonfinite for each in optimizers)
+    )
+
+
 def _of_some_step(
     model: Any, get_metrics_result: Callable[[], dict[str, Any]]
 ) -> Callable[[], dict[str, Any]]:
@@ -94,10 +108,11 @@ def _traceless(
         if not _optimizers(model):  # compiled anew, by Keras
             return train_step(data)
         keras_internals.build_metrics(model, data)
-        snapshot = Snapshot(changed_by_a_step(model))
+        snapshot = Snapshot(model)
         train_step(data)
         snapshot.put_back(_skipped(model))
-        return model.get_metrics_result()
+        # Of this batch, so not nan: eager code sees that there is no loss yet.
+        return original_method(model, "get_metrics_result")()
 
     return traceless_train_step
 

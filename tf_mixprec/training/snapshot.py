@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
@@ -10,40 +11,53 @@ from tf_mixprec._typing import Variable
 from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import keras_internals as optimizer_internals
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
 
 class Snapshot:
-    """What variables hold now, on the replica that calls.
+    """What a step changes and the optimizer does not protect, as it is now.
+
+    On the replica that calls: non-trainable weights, such as the statistics of
+    batch normalization, and the state of the metrics. Seeds of random layers
+    are to go on.
 
     Args:
-        variables: Keras variables.
+        model: A compiled model, with all its variables.
     """
 
-    def __init__(self, variables: Iterable[Variable]):
-        # Those of this replica, so that nothing travels and nothing is
-        # averaged when they are written.
-        self._components = [
-            distribution.component_on_this_replica(
-                optimizer_internals.held_variable(variable)
-            )
-            for variable in variables
-        ]
-        self._values = [ops.copy(each) for each in self._components]
+    def __init__(self, model: Any):
+        self._statistics = _kept(model.non_trainable_weights)
+        self._metrics = _kept(model.metrics_variables)
 
-    def put_back(self, condition: Tensor) -> None:
-        """Gives the variables their values back, without a branch.
+    def put_back(self, skipped: Tensor) -> None:
+        """Takes a skipped step back, without a branch.
+
+        Statistics that have become inf or nan are put back in any case: a
+        variance can overflow where every gradient is finite, and would stay
+        infinite for ever.
 
         Args:
-            condition: Scalar bool tensor: whether to. The same on every
-                replica.
+            skipped: Scalar bool tensor, the same on every replica.
         """
-        for component, value in zip(
-            self._components, self._values, strict=True
-        ):
-            component.assign(ops.where(condition, value, component))
+        for component, before in self._metrics:
+            component.assign(ops.where(skipped, before, component))
+        for component, before in self._statistics:
+            takes_back = skipped
+            if tf.as_dtype(component.dtype).is_floating:
+                broken = ops.isfinite(before) & ~ops.isfinite(component)
+                takes_back = skipped | broken
+            component.assign(ops.where(takes_back, before, component))
 
 
-def changed_by_a_step(model: Any) -> list[Variable]:
-    """Returns what a step changes and the optimizer does not protect."""
-    # Not `non_trainable_variables`, which has the seeds in it.
-    variables = [*model.non_trainable_weights, *model.metrics_variables]
-    return list({id(variable): variable for variable in variables}.values())
+def _kept(variables: Iterable[Variable]) -> list[tuple[Any, Tensor]]:
+    """Returns each variable's component on this replica, with a copy."""
+    # The component, so that nothing travels when it is written, and nothing is
+    # averaged over replicas.
+    components = [
+        distribution.component_on_this_replica(
+            optimizer_internals.held_variable(variable)
+        )
+        for variable in variables
+    ]
+    return [(component, ops.copy(component)) for component in components]

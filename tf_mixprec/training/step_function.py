@@ -18,21 +18,17 @@ from typing import NamedTuple
 
 import keras
 
-from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec.optimizers.clipping import Clipping
-from tf_mixprec.training import keras_internals
+from tf_mixprec.training.backward import LOSS
+from tf_mixprec.training.backward import Backward
 from tf_mixprec.training.gradient_sums import GradientSums
 from tf_mixprec.training.micro_batches import MicroBatches
-from tf_mixprec.training.micro_batches import first_tensor
 from tf_mixprec.training.replicas import Replicas
 from tf_mixprec.training.snapshot import Snapshot
-from tf_mixprec.training.snapshot import changed_by_a_step
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-
-LOSS = "loss"
 
 
 class Outcome(NamedTuple):
@@ -42,14 +38,15 @@ class Outcome(NamedTuple):
         means: By name, scalars of this replica: the loss, as its share of the
             loss over all replicas, and what the user returns beside it.
         grad_norm: Scalar float32 tensor: the global norm before clipping.
-        loss_scale: Scalar float32 tensor: the scale of the next step.
+        loss_scales: By name in the logs, scalar float32 tensors: the scales of
+            the next step.
         skipped: Scalar bool tensor.
         results: By name, loss and metrics since they were reset.
     """
 
     means: dict[str, Tensor]
     grad_norm: Tensor
-    loss_scale: Tensor
+    loss_scales: dict[str, Tensor]
     skipped: Tensor
     results: dict[str, Tensor]
 
@@ -59,9 +56,7 @@ class StepFunction:
 
     Args:
         model: The compiled model.
-        loss_of: From a replica's batch `(x, y, sample_weight)` to its share of
-            the loss over all replicas, a scalar in float32, and a dict of
-            scalars; counts both in the metrics.
+        backward: From a replica's batch to gradients.
         replicas: The replicas.
         clipping: How gradients are clipped.
         sums: Where micro-batches are added up; `None` for a single one.
@@ -72,7 +67,7 @@ class StepFunction:
     def __init__(
         self,
         model: Any,
-        loss_of: Callable[[Any], tuple[Tensor, dict[str, Tensor]]],
+        backward: Backward,
         replicas: Replicas,
         clipping: Clipping,
         sums: GradientSums | None,
@@ -81,7 +76,7 @@ class StepFunction:
     ):
         self._model = model
         self._optimizer = model.optimizer
-        self._loss_of = loss_of
+        self._backward = backward
         self._replicas = replicas
         self._clipping = clipping
         self._sums = sums
@@ -94,13 +89,17 @@ class StepFunction:
         Args:
             batch: `(x, y, sample_weight)`, with a part for each replica.
         """
-        run = self._replicas.run
-        if self._sums is None:
+        run, sums = self._replicas.run, self._sums
+        if sums is None:
             outcome = run(self._whole, batch)
         else:
-            run(self._sums.reset)
-            self._loop(lambda index: run(self._add, batch, index))
-            outcome = run(self._finish)
+            run(sums.reset)
+            self._loop(
+                lambda index: run(
+                    lambda b, i: self._add(sums, b, i), batch, index
+                )
+            )
+            outcome = run(lambda: self._finish(sums))
         return self._over_replicas(Outcome(*outcome))
 
     def _over_replicas(
@@ -112,8 +111,8 @@ class StepFunction:
             LOSS: replicas.sum(means.pop(LOSS)),
             **replicas.mean(means),
             "grad_norm": replicas.first(outcome.grad_norm),
-            "loss_scale": replicas.first(outcome.loss_scale),
             "skipped": replicas.first(outcome.skipped),
+            **replicas.first(outcome.loss_scales),
         }
         return logs, replicas.mean(outcome.results)
 
@@ -131,40 +130,37 @@ class StepFunction:
 
     def _whole(self, batch: Any) -> Outcome:
         """The step of a replica, of one micro-batch."""
-        snapshot = Snapshot(changed_by_a_step(self._model))
-        gradients, means = self._gradients(batch)
+        snapshot = Snapshot(self._model)
+        gradients, means = self._backward(batch)
         skipped, norm = self._optimizer.clip_and_apply(
             gradients, self._model.trainable_weights, self._clipping
         )
         snapshot.put_back(skipped)
         return self._outcome(means, skipped, norm)
 
-    def _add(self, batch: Any, index: Tensor) -> None:
+    def _add(self, sums: GradientSums, batch: Any, index: Tensor) -> None:
         """Adds a replica's part of a micro-batch."""
-        assert self._sums is not None
         micro_batches = MicroBatches(
             batch,
             self._accumulation_steps,
             jit_compile=bool(self._model.jit_compile),
         )
-        snapshot = Snapshot(changed_by_a_step(self._model))
-        gradients, means = self._gradients(micro_batches.part(index))
+        snapshot = Snapshot(self._model)
+        gradients, means = self._backward(micro_batches.part(index))
         variables = self._model.trainable_weights
         is_bad = self._optimizer.is_bad_micro_batch(gradients, variables)
         snapshot.put_back(is_bad)
-        self._sums.add(
+        sums.add(
             gradients, variables, means, micro_batches.weight(index), is_bad
         )
 
-    def _finish(self) -> Outcome:
+    def _finish(self, sums: GradientSums) -> Outcome:
         """The step of a replica, of the micro-batches that it has added."""
-        sums = self._sums
-        assert sums is not None
         skipped, norm = self._optimizer.clip_and_apply(
             sums.gradients,
             self._model.trainable_weights,
             self._clipping,
-            count=self._count(sums),
+            count=self._count(sums) * self._backward.share,
             found_inf=sums.has_dropped,
         )
         return self._outcome(sums.means, skipped, norm)
@@ -180,35 +176,13 @@ class StepFunction:
     def _outcome(
         self, means: dict[str, Tensor], skipped: Tensor, norm: Tensor
     ) -> Outcome:
+        scale = tf.convert_to_tensor(self._optimizer.loss_scale)
         outcome = Outcome(
             means,
             norm,
-            tf.convert_to_tensor(self._optimizer.loss_scale),
+            {"loss_scale": scale, **self._backward.update()},
             skipped,
             self._model.get_metrics_result(),
         )
         self._note(outcome)
         return outcome
-
-    def _gradients(self, batch: Any) -> tuple[list[Gradient], dict[str, Any]]:
-        """Returns the gradients of the scaled loss, and the averages."""
-        with tf.GradientTape() as tape:
-            loss, means = self._loss_of(batch)
-            scaled_loss = self._optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled_loss, self._model.trainable_weights)
-        return gradients, {LOSS: loss, **means}
-
-
-def count_loss(model: Any, batch: Any, loss: Tensor) -> None:
-    """Counts a loss in the mean of the epoch, as Keras does.
-
-    Args:
-        model: A compiled model.
-        batch: `(x, y, sample_weight)` of this replica.
-        loss: This replica's share of the loss over all replicas.
-    """
-    replica_count = tf.distribute.get_strategy().num_replicas_in_sync
-    if replica_count > 1:
-        loss = loss * tf.cast(replica_count, loss.dtype)
-    size = tf.shape(first_tensor(batch))[0]
-    keras_internals.loss_tracker(model).update_state(loss, sample_weight=size)

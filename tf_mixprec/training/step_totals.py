@@ -6,6 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_mixprec._typing import Variable
+
 
 class StepTotals:
     """Means over steps that were not skipped, and the number of the others.
@@ -41,14 +43,20 @@ class StepTotals:
         for mean in (*self._means.values(), self._skipped):
             mean.reset_state()
 
+    @property
+    def variables(self) -> list[Variable]:
+        """What they are kept in, for checkpoints."""
+        means = (*self._means.values(), self._skipped)
+        return [variable for mean in means for variable in mean.variables]
+
     def read(self) -> dict[str, float]:
         """Returns the means, and `skipped`. Waits for the device."""
-        share = _number(self._skipped.result())
-        steps = _number(self._skipped.count)
+        share = number(self._skipped.result())
+        steps = number(self._skipped.count)
         return {
             **{
-                name: _number(mean.result())
-                if _number(mean.count)
+                name: number(mean.result())
+                if number(mean.count)
                 else float("nan")
                 for name, mean in self._means.items()
             },
@@ -56,5 +64,6 @@ class StepTotals:
         }
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """Returns a scalar tensor or variable as a float. Waits for the device."""
     return float(ops.convert_to_numpy(value))

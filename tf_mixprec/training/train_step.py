@@ -1,30 +1,38 @@
-"""`TrainStep`: one training step in mixed precision, for loops and for `fit`."""
+"""`TrainStep`: a training step in mixed precision, for loops and `fit`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.conversion import convert
-from tf_mixprec.numerics.casting import widened
+from tf_mixprec.loss_scale import StaticLossScale
 from tf_mixprec.optimizers import LossScaleOptimizer
+from tf_mixprec.optimizers import SharedLossScale
 from tf_mixprec.optimizers import wrap
 from tf_mixprec.optimizers.clipping import Clipping
 from tf_mixprec.optimizers.tracing import as_written
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training import misuse
+from tf_mixprec.training.backward import LOSS
+from tf_mixprec.training.backward import Backward
+from tf_mixprec.training.backward import BackwardOfSeveral
 from tf_mixprec.training.compile import compile
 from tf_mixprec.training.gradient_sums import GradientSums
-from tf_mixprec.training.instance_methods import set_method
+from tf_mixprec.training.keras_loop import TestWithLosses
+from tf_mixprec.training.keras_loop import TrainWithStep
+from tf_mixprec.training.keras_losses import KerasLosses
 from tf_mixprec.training.loss_hook import LossHook
 from tf_mixprec.training.replicas import Replicas
-from tf_mixprec.training.step_function import LOSS
 from tf_mixprec.training.step_function import StepFunction
-from tf_mixprec.training.step_function import count_loss
 from tf_mixprec.training.step_totals import StepTotals
+from tf_mixprec.training.step_totals import number
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+_UNSCALED = StaticLossScale(initial_scale=1.0)
 
 
 class TrainStep:
@@ -74,10 +82,16 @@ class TrainStep:
             the whole step.
         all_reduce_dtype: As in `mp.wrap`; give it there if the optimizer is
             wrapped already.
+        loss_scales: By name, a preset or a rule as for `mp.wrap`, or `None` for
+            its default: loss scales for several losses, which `compute_loss`
+            then returns by these names. Each is scaled by its own, in a
+            backward pass of its own. The optimizer must not be wrapped then.
 
     Attributes:
         model: The model that is trained.
         optimizer: The `mp.LossScaleOptimizer`.
+        loss_scales: By name of a loss, its `mp.SharedLossScale`.
+        report: What was compiled, a `mp.CompileReport`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -117,30 +131,42 @@ class TrainStep:
         strategy: Any = None,
         jit_compile: bool | str = "auto",
         all_reduce_dtype: str | None = None,
+        loss_scales: Mapping[str, Any] | None = None,
     ):
         misuse.check_backend()
         misuse.check_accumulation_steps(accumulation_steps)
         clipping = Clipping(
             global_norm=clip_global_norm, norm=clip_norm, value=clip_value
         )
-        self._hook = LossHook.of(self, TrainStep)
-        misuse.check_loss(self._hook, loss, metrics, weighted_metrics)
+        has_hook = type(self).compute_loss is not TrainStep.compute_loss
+        if has_hook:
+            misuse.check_no_loss(loss, metrics, weighted_metrics)
+        misuse.check_loss_scales(loss_scales, has_hook, optimizer)
         misuse.check_model(model)
         strategy = misuse.checked_strategy(model, strategy)
+        options: dict[str, Any] = {}
+        if all_reduce_dtype is not None:
+            options["all_reduce_dtype"] = all_reduce_dtype
         self._replicas = Replicas(strategy)
         self._accumulation_steps = accumulation_steps
         self._clipping = clipping
         with strategy.scope():
             if policy is not None:
                 model = convert(model, policy)
-            if all_reduce_dtype is not None:
-                optimizer = wrap(optimizer, all_reduce_dtype=all_reduce_dtype)
+            self.loss_scales = {
+                name: SharedLossScale(rule)
+                for name, rule in (loss_scales or {}).items()
+            }
+            if loss_scales:  # and none of the optimizer's
+                optimizer = wrap(optimizer, _UNSCALED, **options)
+            elif options:
+                optimizer = wrap(optimizer, **options)
             self.report = compile(
                 model,
                 optimizer,
                 loss,
                 loss_weights=loss_weights,
-                metrics=list(metrics) if metrics == () else metrics,
+                metrics=metrics or None,
                 weighted_metrics=weighted_metrics,
                 jit_compile=jit_compile,
                 safe_skip=True,
@@ -150,7 +176,10 @@ class TrainStep:
         misuse.check_scales_once(self.optimizer)
         self._function: Any = None
         self._totals: StepTotals | None = None
-        self._be_the_step_of_the_model()
+        self._losses = LossHook(self) if has_hook else KerasLosses(model)
+        self._loss_tracker = keras_internals.loss_tracker(model)
+        TrainWithStep(self)
+        self._test = TestWithLosses(self, self._losses) if has_hook else None
 
     def compute_loss(self, model: keras.Model, batch: Any) -> Any:
         """Returns the loss of a batch; to be overridden.
@@ -159,15 +188,16 @@ class TrainStep:
         gradient tape. The loss must not be scaled.
 
         Args:
-            model: `step.model`. Call it with `training=True`, or take the
-                argument `training: bool = True` and pass that on: `evaluate`
-                calls with false.
+            model: `step.model`, with outputs in float32 here. Call it with
+                `training=True`, or take the argument `training: bool = True`
+                and pass that on: `evaluate` calls with false.
             batch: What the step was given: `x`, `(x, y)` or
                 `(x, y, sample_weight)`, on this replica, in one micro-batch.
 
         Returns:
             The mean loss over the examples of the batch, a scalar float
-            tensor; or a pair of that and a dict of scalars for the logs.
+            tensor, or with `loss_scales` a dict of these; or a pair of that
+            and a dict of scalars for the logs.
         """
         raise NotImplementedError
 
@@ -185,18 +215,18 @@ class TrainStep:
             sample_weight: The weights of the examples. Defaults to none.
 
         Returns:
-            Scalar tensors. `loss` of this batch, over all replicas; `grad_norm`,
-            the global norm of the unscaled gradients before clipping;
-            `loss_scale` for the next step; `skipped`; then the metrics since
-            `reset_metrics`, and what `compute_loss` returned. Of a skipped
-            step `loss` and `grad_norm` can be inf or nan.
+            Scalar tensors. `loss` of this batch, over all replicas;
+            `grad_norm`, the global norm of the unscaled gradients before
+            clipping; `loss_scale` for the next step; `skipped`; then the
+            metrics since `reset_metrics`, and what `compute_loss` returned.
+            Of a skipped step `loss` and `grad_norm` can be inf or nan.
 
         Raises:
             RuntimeError: If the model has been compiled anew.
             ValueError: If the batch is too small, if the optimizer does not
                 know a variable, or if `compute_loss` returns no scalar float.
         """
-        logs, results = self._step((x, y, sample_weight))
+        logs, results = self._logs_and_results((x, y, sample_weight))
         return {**results, **logs}
 
     def evaluate(self, data: Any, **options: Any) -> dict[str, float]:
@@ -226,80 +256,79 @@ class TrainStep:
             self._totals.reset()
 
     def epoch_logs(self) -> dict[str, float]:
-        """Returns means since `reset_metrics`, for the logs of an epoch.
+        """Returns what there is to say of the steps since `reset_metrics`.
 
-        `grad_norm` and what `compute_loss` returned are means over the steps
-        that were not skipped, nan without any; `skipped` is the number of the
-        others, and `loss_scale` that of the next step. Waits for the device.
+        Loss and metrics; `grad_norm` and what `compute_loss` returned, means
+        over the steps that were not skipped; `skipped`, the number of the
+        others; `loss_scale` for the next step. Waits for the device.
         """
-        scale = keras.ops.convert_to_numpy(self.optimizer.loss_scale)
-        totals = {} if self._totals is None else self._totals.read()
-        return {**totals, "loss_scale": float(scale)}
+        results = self.model.get_metrics_result()
+        return {
+            **{k: number(v) for k, v in results.items()},
+            **({} if self._totals is None else self._totals.read()),
+            "loss_scale": number(self.optimizer.loss_scale),
+        }
 
     @property
     def accumulation_steps(self) -> int:
         """Into how many micro-batches each batch is cut."""
         return self._accumulation_steps
 
-    def _be_the_step_of_the_model(self) -> None:
-        """Makes `model.fit` and what it calls use this step."""
-        model = self.model
+    @property
+    def is_current(self) -> bool:
+        """Whether the model is still compiled for this step."""
+        tracker = keras_internals.loss_tracker(self.model)
+        return tracker is self._loss_tracker
 
-        def make_train_function(force: bool = False) -> Any:
-            if force:
-                self._function = None
-            model.train_function = self._on_iterator
-            return model.train_function
+    def results(self, batch: Any) -> dict[str, Tensor]:
+        """Makes a step, and returns loss and metrics since they were reset.
 
-        set_method(model, "make_train_function", lambda _: make_train_function)
-        model.train_function = None
-        keras_internals.without_symbolic_build(model, self._build_for_fit)
-        if self._hook is not None:
-            set_method(model, "test_step", lambda _: self._test_step)
+        Args:
+            batch: `(x, y, sample_weight)`.
+        """
+        return self._logs_and_results(batch)[1]
 
-    def _on_iterator(self, iterator: Any) -> dict[str, Tensor]:
-        """The train function of Keras: the next batch, and a step."""
-        return self._step(
-            keras.utils.unpack_x_y_sample_weight(
-                keras_internals.without_optionals(next(iterator))
-            )
-        )[1]
+    def trace_anew(self) -> None:
+        """Makes the next step traced anew, for what has changed meanwhile."""
+        self._function = None
 
-    def _step(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def build(self, batch: Any) -> None:
+        """Makes all variables; the first step does. A second time, nothing.
+
+        Args:
+            batch: `(x, y, sample_weight)`, as for a step.
+        """
+        if self._function is None:
+            self._build(self._replicas.distributed(batch))
+
+    def _logs_and_results(
+        self, batch: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         misuse.check_is_current(self)
-        batch = self._replicas.distributed(tuple(batch))
+        batch = self._replicas.distributed(batch)
         if self._function is None:
             self._build(batch)
-        return self._function(batch)
-
-    def _build_for_fit(self, data: Any) -> None:
-        if data is not None:
-            data = keras_internals.without_optionals(data)
-            batch = keras.utils.unpack_x_y_sample_weight(data)
-            self._build(self._replicas.distributed(tuple(batch)))
+        with self._replicas.device():
+            return self._function(batch)
 
     def _build(self, batch: Any) -> None:
-        """Makes all variables, and what traces the step."""
         model = self.model
         with self._replicas.strategy.scope():
-            if self._hook is None:
-                first = self._replicas.first(batch)
-                keras_internals.build_metrics(model, first)
-                names = []
-            else:
-                names = self._hook.build(model, batch, self._replicas)
+            names = self._losses.build(batch, self._replicas)
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
             misuse.check_variables(self.optimizer, model)
             if self._totals is None:
                 self._totals = StepTotals(names)
+            if self._test is not None:
+                self._test.make_means(names)
             sums = None
             if self._accumulation_steps > 1:
                 sums = GradientSums(model.trainable_weights, [LOSS, *names])
         self._function = tf.function(
             StepFunction(
                 model,
-                self._loss_of,
+                self._backward(),
                 self._replicas,
                 self._clipping,
                 sums,
@@ -312,35 +341,11 @@ class TrainStep:
             reduce_retracing=not model.jit_compile,
         )
 
-    def _loss_of(
-        self, batch: Any, *, training: bool = True
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns a replica's share of the loss, and other scalars."""
-        model = self.model
-        if self._hook is not None:
-            loss, means = self._hook.loss_and_means(model, batch, training)
-            loss = loss / self._replicas.count
-            count_loss(model, batch, loss)
-            return loss, means
-        x, y, sample_weight = batch
-        y_pred = keras_internals.predictions(model, x, training=training)
-        loss = keras_internals.compute_loss(
-            model,
-            x=x,
-            y=y,
-            y_pred=y_pred,
-            sample_weight=sample_weight,
-            training=training,
-        )
-        misuse.check_is_scalar(loss)
-        count_loss(model, batch, loss)
-        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        return widened(loss), {}
-
-    def _test_step(self, data: Any) -> dict[str, Tensor]:
-        batch = keras.utils.unpack_x_y_sample_weight(data)
-        _, means = self._loss_of(batch, training=False)
-        return {**self.model.get_metrics_result(), **means}
+    def _backward(self) -> Backward:
+        arguments = (self.model, self._losses, self._accumulation_steps)
+        if self.loss_scales:
+            return BackwardOfSeveral(*arguments, self.loss_scales)
+        return Backward(*arguments)
 
 
 def as_arguments(data: Any) -> dict[str, Any]:
