@@ -38,6 +38,7 @@ KNOW_TENSORFLOW = (
     "optimizers/traced_apart.py",
     "optimizers/tracing.py",
     "optimizers/variable_view.py",
+    "layers/fused.py",
     "policies/hardware.py",
     "policies/matrix_timing.py",
     "policies/tensorflow_internals.py",

