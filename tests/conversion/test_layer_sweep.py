@@ -143,7 +143,7 @@ def decided(name):
 def _words(decision):
     if decision.policy is None:
         return "untouched"
-    if decision.layer_class is not type(decision.layer):
+    if decision.layer_class in mp.layers.TWINS.values():
         return "float32 inside"
     if decision.policy.compute_dtype == "float16":
         return "16 bits"

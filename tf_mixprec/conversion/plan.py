@@ -11,6 +11,7 @@ from tf_mixprec.conversion.heads import has_graph
 from tf_mixprec.conversion.heads import heads
 from tf_mixprec.layers.keras_internals import sublayers
 from tf_mixprec.layers.precision import Precision
+from tf_mixprec.layers.twins import FASTER
 from tf_mixprec.layers.twins import TWINS
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
@@ -20,7 +21,9 @@ from tf_mixprec.policies.policy import keras_policy
 from tf_mixprec.policies.precision_rules import PrecisionRules
 from tf_mixprec.policies.precision_rules import Rule
 
-_KERAS_CLASSES = {ours: keras_class for keras_class, ours in TWINS.items()}
+_KERAS_CLASSES = {
+    ours: keras_class for keras_class, ours in [*TWINS.items(), *FASTER.items()]
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,9 @@ def _decision(
     layer_class = TWINS.get(own_class, own_class) if inside else own_class
     fallback = _policy(word, target, variables)
     policy = fallback
-    if layer_class is not own_class:
+    if has_16_bits(policy.compute_dtype):
+        layer_class = FASTER.get(own_class, layer_class)
+    elif layer_class is not own_class:
         policy = _twin_policy(kind, target, variables)
     return Decision(
         **facts,

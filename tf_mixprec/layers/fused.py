@@ -18,6 +18,14 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 
+def runs_on_cpu() -> bool:
+    """Returns whether this is TensorFlow, and it sees no GPU."""
+    return (
+        keras.backend.backend() == "tensorflow"
+        and not tf.config.list_physical_devices("GPU")
+    )
+
+
 def normalizes_batches(x: Tensor) -> bool:
     """Returns whether `batch_normalization` takes a tensor.
 
@@ -102,7 +110,7 @@ def wide_gelu(x: Tensor) -> Tensor:
         return keras.activations.gelu(x)
     # XLA makes one pass of it, for each shape another one: only the batch may
     # have several sizes.
-    if _features(x) >= 1024 and not tf.config.list_physical_devices("GPU"):
+    if _features(x) >= 1024 and runs_on_cpu():
         return _compiled_gelu(x)
     return _gelu(x)
 

@@ -9,6 +9,7 @@ from tf_mixprec.layers import merging
 from tf_mixprec.layers import normalization
 from tf_mixprec.layers import pooling
 from tf_mixprec.layers import preprocessing
+from tf_mixprec.layers import recurrent
 from tf_mixprec.layers import regularization
 from tf_mixprec.layers import reshaping
 
@@ -37,6 +38,9 @@ TWINS: dict[type, type] = {
     keras.layers.UnitNormalization: normalization.UnitNormalization,
     keras.layers.UpSampling2D: reshaping.UpSampling2D,
 }
+
+# Those that stay in 16 bits and are faster there.
+FASTER: dict[type, type] = {keras.layers.LSTM: recurrent.LSTM}
 
 
 def twin_of(layer_class: type) -> type | None:
