@@ -3,10 +3,12 @@
     python benchmarks/train_step.py                      # four models
     python benchmarks/train_step.py --models mlp --float16
 
-Each model in float32 and mixed_bfloat16 as Keras trains it, and as
-`mp.convert(model, "mixed_bfloat16")` and `mp.compile` make it; Adam in all. The
-ratios are to Keras's mixed_bfloat16, in one interleaved run; below 1 is faster.
-Beside them is the number of casts between floats in the optimized graph.
+Each model in float32 and mixed_bfloat16 as Keras trains it, and converted by
+`mp.convert(model, "mixed_bfloat16")`: with `mp.compile`, and with
+`mp.TrainStep` and a loss scale; Adam in all. The ratios are to Keras's
+mixed_bfloat16 without a loss scale, in one interleaved run; below 1 is faster.
+Beside them is the number of casts between floats in the optimized graph. The
+second table is of 8 micro-batches in one `mp.TrainStep`, to 8 steps of Keras's.
 """
 
 import argparse
@@ -117,6 +119,19 @@ def our_model(make: Callable[[], keras.Model], policy: str) -> keras.Model:
     return model
 
 
+def our_step(
+    make: Callable[[], keras.Model], policy: str, accumulation_steps: int = 1
+) -> keras.Model:
+    """Returns a float32 model, converted, that a `TrainStep` trains."""
+    step = mp.TrainStep(
+        mp.convert(make(), policy),
+        mp.wrap("adam"),
+        _loss(),
+        accumulation_steps=accumulation_steps,
+    )
+    return step.model
+
+
 def _loss() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -125,16 +140,25 @@ VARIANTS: dict[str, tuple[Callable[..., keras.Model], str]] = {
     "keras float32": (keras_model, "float32"),
     BASELINE: (keras_model, "mixed_bfloat16"),
     "ours bfloat16": (our_model, "mixed_bfloat16"),
+    "step bfloat16": (our_step, "mixed_bfloat16"),
 }
 FLOAT16: dict[str, tuple[Callable[..., keras.Model], str]] = {
     "keras float16": (keras_model, "mixed_float16"),
     "ours float16": (our_model, "mixed_float16"),
+    "step float16": (our_step, "mixed_float16"),
 }
+MICRO_BATCHES = 8
 
 
-def make_step(model: keras.Model) -> Call:
-    """Returns a call of the train function, on constant data."""
-    shape = model.inputs[0].shape
+def make_step(model: keras.Model, micro_batches: int = 1) -> Call:
+    """Returns a call of the train function, on constant data.
+
+    Args:
+        model: The compiled model, for batches of one size.
+        micro_batches: How many of these a batch has.
+    """
+    size, *rest = model.inputs[0].shape
+    shape = (size * micro_batches, *rest)
     random = np.random.default_rng(0)
     x = random.normal(size=shape).astype("float32")
     y = random.integers(0, CLASSES, shape[0])
@@ -191,6 +215,37 @@ def rows(
         }
 
 
+def micro_rows(name: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yields the figures of micro-batches in one step, and of as many steps."""
+    steps: dict[str, Call] = {}
+    keras.utils.set_random_seed(0)
+    stock = make_step(
+        keras_model(lambda: MODELS[name](**SIZES[name]), "mixed_bfloat16")
+    )
+
+    def stock_steps() -> None:
+        for _ in range(MICRO_BATCHES):
+            stock()
+
+    baseline = f"{MICRO_BATCHES} keras steps"
+    steps[baseline] = stock_steps
+    steps["one step"] = make_step(
+        our_step(
+            lambda: MODELS[name](**SIZES[name]), "mixed_bfloat16", MICRO_BATCHES
+        ),
+        MICRO_BATCHES,
+    )
+    times = interleaved(steps, rounds)
+    for variant in steps:
+        ratio = Ratio.of(times[variant], times[baseline])
+        yield {
+            "model": name,
+            "variant": variant,
+            **dataclasses.asdict(ratio),
+            "text": str(ratio),
+        }
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -219,6 +274,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{row['casts']:5d} casts",
                 flush=True,
             )
+            figures.append(row)
+    print(f"\n{MICRO_BATCHES} micro-batches")
+    for name in arguments.models:
+        for row in micro_rows(name, max(2, arguments.rounds // 4)):
+            text = row.pop("text")
+            print(f"{name:<13}{row['variant']:<16} {text}", flush=True)
             figures.append(row)
     if arguments.json:
         write_json(arguments.json, figures)

@@ -147,9 +147,10 @@ def test_examples_run(module):
     assert (failures, count > 0) == (0, True)
 
 
-def test_the_example_in_the_readme_runs():
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+@pytest.mark.parametrize("name", ["README.md", "docs/recipe.md"])
+def test_the_examples_in_the_documents_run(name):
+    text = (ROOT / name).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     for block in blocks:
         exec(block, {"__name__": "readme"})

@@ -63,8 +63,10 @@ def test_benchmark_of_the_train_step(monkeypatch, capsys, tmp_path):
     benchmark.main(arguments)
     assert "ours bfloat16" in capsys.readouterr().out
     figures = json.loads(file.read_text())["figures"]
-    assert [f["variant"] for f in figures] == list(benchmark.VARIANTS)
-    assert [f["casts"] > 0 for f in figures] == [False, True, True]
+    variants = [*benchmark.VARIANTS, "8 keras steps", "one step"]
+    assert [f["variant"] for f in figures] == variants
+    casts = [f["casts"] > 0 for f in figures if "casts" in f]
+    assert casts == [False, True, True, True]
     for figure in figures:
         assert figure["minimum"] <= figure["median"] <= figure["maximum"]
 
