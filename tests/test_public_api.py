@@ -80,7 +80,15 @@ def test_docstring_has_arguments_and_an_example(value):
 
 @pytest.mark.parametrize(
     "value",
-    [mp.DynamicLossScale, mp.StaticLossScale, mp.LossScaleOptimizer, mp.wrap],
+    [
+        mp.DynamicLossScale,
+        mp.LossScaleOptimizer,
+        mp.SharedLossScale,
+        mp.StaticLossScale,
+        mp.TrainStep,
+        mp.fit,
+        mp.wrap,
+    ],
 )
 def test_docstring_says_what_is_raised(value):
     assert "\nRaises:" in inspect.getdoc(value)
@@ -130,8 +138,11 @@ def test_what_holds_config_is_serializable(make):
         mp.optimizers.wrap,
         mp.conversion.convert,
         mp.conversion.report,
+        mp.optimizers.shared_loss_scale,
         mp.training.compile,
+        mp.training.fit,
         mp.training.report,
+        mp.training.train_step,
         mp.policies.policy,
         mp.policies.recommendation,
         mp.policies.precision_rules,
