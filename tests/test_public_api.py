@@ -81,6 +81,7 @@ def test_docstring_has_arguments_and_an_example(value):
 @pytest.mark.parametrize(
     "value",
     [
+        mp.Checkpoint,
         mp.DynamicLossScale,
         mp.LossScaleOptimizer,
         mp.SharedLossScale,
@@ -139,6 +140,7 @@ def test_what_holds_config_is_serializable(make):
         mp.conversion.convert,
         mp.conversion.report,
         mp.optimizers.shared_loss_scale,
+        mp.training.checkpoint,
         mp.training.compile,
         mp.training.fit,
         mp.training.report,

@@ -28,6 +28,7 @@ from tf_mixprec.policies import Recommendation
 from tf_mixprec.policies import policy_scope
 from tf_mixprec.policies import recommended_policy
 from tf_mixprec.policies import rules
+from tf_mixprec.training import Checkpoint
 from tf_mixprec.training import CompileReport
 from tf_mixprec.training import TrainStep
 from tf_mixprec.training import compile
@@ -35,6 +36,7 @@ from tf_mixprec.training import export_float32
 from tf_mixprec.training import fit
 
 __all__ = [
+    "Checkpoint",
     "CompileReport",
     "ConversionReport",
     "ConversionWarning",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from tf_mixprec import numerics
@@ -109,7 +110,8 @@ class NonfiniteCounts:
 
 def _zeros(shape: tuple[int, ...], name: str) -> Variable:
     return keras.Variable(
-        ops.zeros(shape, "int32"),
+        np.zeros(shape),
+        dtype="int",  # of 64 bits on TensorFlow: a GPU holds no int32 variable
         trainable=False,
         aggregation="only_first_replica",
         name=name,
