@@ -21,8 +21,9 @@ import tensorflow as tf
 import tf_mixprec as mp
 
 NOISE = 4  # numbers that a point is generated from
-BATCH_SIZE = 256  # points a step
+BATCH_SIZE = 64  # points a step
 ROUNDS = 100  # steps of each model in an epoch
+RATE = 5e-3  # learning rate of both
 GROWTH_INTERVAL = 50  # good rounds until the scale doubles; 2000 in earnest
 SMOOTHING = 0.1  # what a real point lacks to be called real
 
@@ -87,11 +88,11 @@ def main(argv: list[str] | None = None) -> None:
     generator = make_network(NOISE, 2)
     discriminator = make_network(2, 1)
     judge = DiscriminatorStep(
-        discriminator, shared.wrap(keras.optimizers.Adam(1e-3, beta_1=0.5))
+        discriminator, shared.wrap(keras.optimizers.Adam(RATE, beta_1=0.5))
     )
     forge = GeneratorStep(
         generator,
-        shared.wrap(keras.optimizers.Adam(1e-3, beta_1=0.5)),
+        shared.wrap(keras.optimizers.Adam(RATE, beta_1=0.5)),
         discriminator,
     )
     for epoch in range(arguments.epochs):

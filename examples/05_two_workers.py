@@ -59,11 +59,21 @@ def worker(epochs: int) -> None:
         optimizer = mp.wrap(
             keras.optimizers.Adam(3e-3), growth_interval=GROWTH_INTERVAL
         )
-        step = mp.TrainStep(make_model(), optimizer, "mse", jit_compile=False)
-    history = mp.fit(step, make_data(), epochs=epochs, verbose=0).history
+        step = mp.TrainStep(
+            make_model(),
+            optimizer,
+            "mse",
+            accumulation_steps=2,  # on each worker
+            clip_global_norm=1.0,  # of the sum over workers
+            jit_compile=False,  # XLA cannot sum over CPUs
+        )
+    data = make_data()
+    history = mp.fit(
+        step, data, epochs=epochs, validation_data=data, verbose=0
+    ).history
     if strategy.cluster_resolver.task_id == 0:
         print(
-            f"loss {history['loss'][-1]:.3f}, "
+            f"loss {history['val_loss'][-1]:.3f}, "
             f"loss scale {history['loss_scale'][-1]:.0f}, "
             f"{sum(history['skipped'])} skipped steps"
         )

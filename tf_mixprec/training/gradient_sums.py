@@ -133,9 +133,10 @@ def _variable(shape: Any, dtype: str) -> Any:
 
 
 def _value(variable: Any) -> Tensor:
-    return tf.convert_to_tensor(
-        distribution.component_on_this_replica(variable)
-    )
+    component = distribution.component_on_this_replica(variable)
+    # What is to be summed over workers must say which device it is on.
+    with tf.device(component.device):
+        return tf.identity(component)
 
 
 def _dense(gradient: Gradient) -> Gradient:

@@ -30,6 +30,7 @@ class TrainWithStep:
         self._step = step
         self._model = step.model
         set_method(step.model, "make_train_function", self._make)
+        set_method(step.model, "make_test_function", self._make_test)
         set_method(step.model, keras_internals.SYMBOLIC_BUILD, self._build)
         step.model.train_function = None
 
@@ -43,6 +44,23 @@ class TrainWithStep:
             return self._train
 
         return make_train_function
+
+    def _make_test(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        replicas = self._step.replicas
+
+        def make_test_function(force: bool = False) -> Any:
+            if not self._step.is_current or not replicas.has_other_workers:
+                return original(force)
+            if self._model.test_function is None or force:
+                # Keras takes the mean of what workers return along an axis
+                # that scalars do not have.
+                function = replicas.mean_of(self._model.test_step)
+                self._model.test_function = lambda iterator: function(
+                    _unpacked(next(iterator))
+                )
+            return self._model.test_function
+
+        return make_test_function
 
     def _train(self, iterator: Any) -> dict[str, Tensor]:
         return self._step.results(_unpacked(next(iterator)))
@@ -63,6 +81,7 @@ def make_train_without(model: Any) -> None:
     """Gives a model back what Keras trains and tests it with."""
     for name in (
         "make_train_function",
+        "make_test_function",
         keras_internals.SYMBOLIC_BUILD,
         "test_step",
         "reset_metrics",

@@ -96,6 +96,23 @@ class Replicas:
         """Returns the mean over all replicas, of a structure of tensors."""
         return self._reduced("MEAN", value)
 
+    @property
+    def has_other_workers(self) -> bool:
+        """Whether other processes feed replicas too."""
+        return self.count > self._local_count
+
+    def mean_of(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns a traced function, of the means of what replicas return.
+
+        Args:
+            function: From the batch of a replica to a structure of tensors.
+        """
+        return tf.function(
+            lambda batch: self.mean(self.run(function, batch)),
+            autograph=False,
+            reduce_retracing=True,
+        )
+
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function on every replica, with its parts of arguments."""
         return self.strategy.run(function, args=arguments)

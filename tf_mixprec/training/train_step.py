@@ -275,6 +275,11 @@ class TrainStep:
         return self._accumulation_steps
 
     @property
+    def replicas(self) -> Replicas:
+        """The replicas that make the steps."""
+        return self._replicas
+
+    @property
     def is_current(self) -> bool:
         """Whether the model is still compiled for this step."""
         tracker = keras_internals.loss_tracker(self.model)
