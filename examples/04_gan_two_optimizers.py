@@ -70,7 +70,7 @@ class GeneratorStep(mp.TrainStep):
 
     def compute_loss(self, model, batch):
         """Returns the loss; `batch` is noise."""
-        points = model(batch)
+        points = model(batch)  # with `training=True`, as in any step
         # What is returned is logged: how far the points are from the circle.
         distance = tf.reduce_mean(tf.abs(tf.norm(points, axis=1) - 1.0))
         return is_real(self.discriminator(points), 1.0), {"distance": distance}

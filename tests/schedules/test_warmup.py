@@ -77,5 +77,7 @@ def test_wrong_arguments():
         mp.schedules.Warmup("fast", 3)
     with pytest.raises(TypeError, match="steps=2.5"):
         mp.schedules.Warmup(0.1, 2.5)
+    with pytest.raises(ValueError, match="must not be negative"):
+        mp.schedules.Warmup(-0.1, 3)
     with pytest.raises(ValueError, match="steps=0"):
         mp.schedules.Warmup(0.1, 0)

@@ -89,6 +89,46 @@ def test_evaluate_is_without_training():
     )
 
 
+def batch_normalized():
+    return keras.Sequential(
+        [keras.Input((4,)), layers.BatchNormalization(), layers.Dense(1)]
+    )
+
+
+def test_a_model_is_called_in_the_mode_of_the_step():
+    """Where the method does not say which: statistics move, and then do not."""
+
+    class Step(mp.TrainStep):
+        def compute_loss(self, model, batch):
+            x, y = batch
+            return tf.reduce_mean((model(x) - y) ** 2)
+
+    x, y = data()
+    step = Step(batch_normalized(), keras.optimizers.SGD(0.0))
+    norm = step.model.layers[0]
+    step(x, y)
+    moved = norm.moving_mean.numpy()
+    assert moved.any()
+    expected = np.mean((step.predict(x) - y) ** 2)
+    np.testing.assert_allclose(
+        step.evaluate((x, y))["loss"], expected, rtol=1e-6
+    )
+    np.testing.assert_array_equal(norm.moving_mean.numpy(), moved)
+
+
+def test_evaluate_changes_no_statistic():
+    class Step(mp.TrainStep):
+        def compute_loss(self, model, batch):
+            x, y = batch
+            return tf.reduce_mean((model(x, training=True) - y) ** 2)
+
+    x, y = data()
+    step = Step(batch_normalized(), "sgd")
+    losses = {step.evaluate((x, y))["loss"] for _ in range(2)}
+    assert len(losses) == 1
+    assert not step.model.layers[0].moving_mean.numpy().any()
+
+
 def test_a_model_that_is_not_built():
     model = keras.Sequential([layers.Dense(1)])
     x, y = data()

@@ -478,6 +478,44 @@ def test_one_trace_for_each_shape_and_one_for_all_micro_batches():
     assert calls == [(16, 2), (4, 2), (2, 2)]
 
 
+def test_one_trace_for_all_sizes_without_xla():
+    calls = []
+
+    class Counting(layers.Layer):
+        def call(self, x):
+            calls.append(x.shape)
+            return x
+
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2), Counting()])
+    step = mp.TrainStep(model, "sgd", "mse", jit_compile=False)
+    x, y = data(2)
+    calls.clear()
+    for size in (16, 8, 5):
+        step(x[:size], y[:size])
+    assert [tuple(shape) for shape in calls] == [(16, 2), (None, 2)]
+
+
+def test_losses_of_outputs_weigh_batches_as_keras_does():
+    """Whatever the sizes of the batches."""
+    inputs = keras.Input((6,))
+    outputs = {k: layers.Dense(2, name=k)(inputs) for k in ("a", "b")}
+    x, y = data(2)
+    histories = []
+    for kind in (mp.TrainStep, None):
+        model = keras.Model(inputs, outputs)
+        arguments = (keras.optimizers.SGD(0.0), {"a": "mse", "b": "mae"})
+        options = {"batch_size": 5, "shuffle": False, "verbose": 0}
+        targets = {"a": y, "b": y}
+        if kind is None:
+            model.compile(*arguments, jit_compile=False)
+            histories.append(model.fit(x, targets, **options).history)
+        else:
+            step = kind(model, *arguments, jit_compile=False)
+            histories.append(mp.fit(step, (x, targets), **options).history)
+    for key, expected in histories[1].items():
+        np.testing.assert_allclose(histories[0][key], expected, rtol=1e-6)
+
+
 def test_masters():
     """16-bit variables get float32 masters, and gradients their sums."""
     model = mp.convert(mlp(), "bfloat16")

@@ -55,7 +55,8 @@ class OverflowGuard(keras.callbacks.Callback):
     `patience` steps in a row are skipped
     `floor_patience` steps are skipped while the scale is at its floor: at
       `min_scale` since it was last above it; a fixed scale is always at its
-      floor, so there it is since the start of `fit`
+      floor, so there it is since the start of `fit`; not with the
+      `loss_scales` of a `mp.TrainStep`, of which each finds its own
     ```
 
     The message names the variables whose gradients were inf or nan. They are
@@ -175,7 +176,11 @@ class OverflowGuard(keras.callbacks.Callback):
             )
         if found.at_floor < self._seen_at_floor:  # it has been above
             self._seen_at_floor = 0
-        if found.at_floor >= self._floor_patience and not self._seen_at_floor:
+        if (
+            found.at_floor >= self._floor_patience
+            and not self._seen_at_floor
+            and not optimizer.has_other_scales
+        ):
             self._seen_at_floor = found.at_floor
             floor = "at its floor" if optimizer.dynamic else "fixed"
             events.append(

@@ -27,7 +27,8 @@ class SharedLossScale:
 
     Each optimizer skips steps by itself. The scale moves once a round, in
     `update`: it backs off if any of their steps since the last one had inf or
-    nan, and counts a good step else.
+    nan, and counts a good step else. Nobody else calls `update`: the loop does,
+    after each optimizer has made its step.
 
     Args:
         preset: As in `mp.wrap`.

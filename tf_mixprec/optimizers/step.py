@@ -59,6 +59,8 @@ class SkippingStep(ValuesStep):
         self._ledger = Ledger()
         self._traces = replica_step.Traces()
         self._nonfinite_counts: NonfiniteCounts | None = None
+        # Whether losses are scaled by scales that it does not know.
+        self.has_other_scales = False
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Makes the inner optimizer's variables; does nothing a second time."""

@@ -29,7 +29,7 @@ class Warmup(LearningRateSchedule):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `steps` is below 1.
+        ValueError: If `steps` is below 1, or a learning rate negative.
 
     Example:
 
@@ -56,6 +56,13 @@ class Warmup(LearningRateSchedule):
                 "`schedule` must be a float or a `LearningRateSchedule`, "
                 "because it is what the warm-up leads to. Received: "
                 f"schedule={schedule!r}"
+            )
+        if not isinstance(schedule, LearningRateSchedule) and not (
+            0 <= schedule < float("inf")
+        ):
+            raise ValueError(
+                "`schedule` must not be negative, and finite, because it is a "
+                f"learning rate. Received: schedule={schedule!r}"
             )
         if isinstance(steps, bool) or not isinstance(steps, int):
             raise TypeError(

@@ -47,12 +47,21 @@ class Backward:
         self._losses_of = losses_of
         self.share = 2.0 ** -math.floor(math.log2(accumulation_steps))
 
-    def __call__(self, batch: Any) -> tuple[list[Gradient], dict[str, Tensor]]:
-        """Returns the gradients, and what is averaged over micro-batches."""
+    def __call__(
+        self, batch: Any, weight: Tensor | float = 1.0
+    ) -> tuple[list[Gradient], dict[str, Tensor]]:
+        """Returns the gradients, and what is averaged over micro-batches.
+
+        Args:
+            batch: `(x, y, sample_weight)` of this replica.
+            weight: Scalar float32: what the gradients are multiplied with.
+        """
         with tf.GradientTape() as tape:
             losses, means = self._losses_of(batch)
             (loss,) = losses.values()
-            scaled_loss = self._model.optimizer.scale_loss(loss * self.share)
+            scaled_loss = self._model.optimizer.scale_loss(
+                loss * (self.share * weight)
+            )
         gradients = tape.gradient(scaled_loss, self._model.trainable_weights)
         return gradients, {LOSS: loss, **means}
 
@@ -89,13 +98,22 @@ class BackwardOfSeveral(Backward):
         super().__init__(model, losses_of, accumulation_steps)
         self._loss_scales = loss_scales
 
-    def __call__(self, batch: Any) -> tuple[list[Gradient], dict[str, Tensor]]:
-        """Returns the gradients, and what is averaged over micro-batches."""
+    def __call__(
+        self, batch: Any, weight: Tensor | float = 1.0
+    ) -> tuple[list[Gradient], dict[str, Tensor]]:
+        """Returns the gradients, and what is averaged over micro-batches.
+
+        Args:
+            batch: `(x, y, sample_weight)` of this replica.
+            weight: Scalar float32: what the gradients are multiplied with.
+        """
         variables = self._model.trainable_weights
         with tf.GradientTape(persistent=True) as tape:
             losses, means = self._losses_of(batch)
             scaled = {
-                name: self._loss_scales[name].scale_loss(loss * self.share)
+                name: self._loss_scales[name].scale_loss(
+                    loss * (self.share * weight)
+                )
                 for name, loss in losses.items()
             }
         total: list[Gradient] = [None] * len(variables)

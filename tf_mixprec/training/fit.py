@@ -1,6 +1,5 @@
 """`fit`: epochs of a training step, with what Keras has for them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,9 +16,9 @@ def fit(
     step: TrainStep,
     data: Any,
     *,
-    epochs: int,
+    epochs: int = 1,
     validation_data: Any = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: Any = None,
     steps_per_epoch: int | None = None,
     initial_epoch: int = 0,
     verbose: str | int = "auto",
@@ -36,9 +35,10 @@ def fit(
         step: The step.
         data: `(x, y)` or `(x, y, sample_weight)` of arrays, or what Keras takes
             alone: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a generator.
-        epochs: Int: the epoch to stop at.
+        epochs: Int: the epoch to stop at. Defaults to 1.
         validation_data: As `data`: what `val_` logs are of. Defaults to none.
-        callbacks: Callbacks of Keras and of `mp.callbacks`.
+        callbacks: A callback of Keras or of `mp.callbacks`, or a list of them.
+            Defaults to none.
         steps_per_epoch: Int, in steps. Defaults to all of the data.
         initial_epoch: Int: the epoch to start at. Defaults to 0.
         verbose: As in `model.fit`.
@@ -51,6 +51,7 @@ def fit(
     Raises:
         TypeError: If `step` is no `mp.TrainStep`.
         RuntimeError: If its model has been compiled anew.
+        ValueError: If its loss scale is shared, since nobody would move it.
 
     Example:
 
@@ -71,13 +72,14 @@ def fit(
             f"step={step!r}"
         )
     misuse.check_is_current(step)
+    misuse.check_scale_is_not_shared(step.optimizer)
     if isinstance(data, tf.data.Dataset):
         options.setdefault("shuffle", False)  # Keras warns that it does not
     return step.model.fit(
         **as_arguments(data),
         epochs=epochs,
         validation_data=validation_data,
-        callbacks=[_EpochLogs(step), *callbacks],
+        callbacks=[_EpochLogs(step), *keras.tree.flatten(callbacks or [])],
         steps_per_epoch=steps_per_epoch,
         initial_epoch=initial_epoch,
         verbose=verbose,

@@ -7,6 +7,7 @@ not be the objects and names that were given.
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -32,15 +33,22 @@ def compute_in_float32(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def outputs_in_float32(model: Any) -> Iterator[None]:
+def outputs_in_float32(model: Any, *, training: bool) -> Iterator[None]:
     """Makes a model return float32 in the place of 16 bits, in a block.
 
     For losses that users compute of its outputs.
+
+    Args:
+        model: The model.
+        training: How it is called where `training` is not given.
     """
     call = model.call
+    takes_training = "training" in inspect.signature(call).parameters
 
     @functools.wraps(call)
     def wide_call(*args: Any, **kwargs: Any) -> Any:
+        if takes_training and kwargs.get("training") is None:
+            kwargs["training"] = training
         return _widened(call(*args, **kwargs))
 
     # Past Keras's tracking of attributes.

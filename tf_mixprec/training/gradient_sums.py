@@ -51,17 +51,17 @@ class GradientSums:
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
         scalars: dict[str, Tensor],
-        weight: Tensor | None,
+        weight: Tensor,
         is_bad: Tensor,
     ) -> None:
         """Adds a micro-batch, or leaves it out.
 
         Args:
-            gradients: Of the scaled loss on this replica.
+            gradients: Of the scaled loss on this replica, times the weight.
             variables: The variable of each.
             scalars: By name, what else is averaged over micro-batches.
             weight: Scalar float32 tensor: its number of examples, the average
-                being 1; `None` for 1.
+                being 1.
             is_bad: Scalar bool tensor, the same on every replica.
         """
         self._has_gradient = [g is not None for g in gradients]
@@ -71,10 +71,10 @@ class GradientSums:
                 self._sums, gradients, variables, strict=True
             ):
                 if gradient is not None:
-                    _add(total, gradient, variable, weight)
+                    _add(total, gradient, variable)
             for total, name in zip(self._scalars, self._names, strict=True):
-                _add(total, scalars[name], None, weight)
-            _add(self._count, tf.constant(1.0), None, weight)
+                _add(total, scalars[name] * weight)
+            _add(self._count, weight)
 
         if gradient_lists.sees_gpu():  # where a branch waits for the host
             good = tf.logical_not(is_bad)
@@ -86,7 +86,7 @@ class GradientSums:
                 k: tf.where(good, v, tf.zeros_like(v))
                 for k, v in scalars.items()
             }
-            weight = tf.where(good, 1.0 if weight is None else weight, 0.0)
+            weight = tf.where(good, weight, 0.0)
             add()
         else:
             tf.cond(is_bad, lambda: None, add)
@@ -143,9 +143,7 @@ def _dense(gradient: Gradient) -> Gradient:
     return gradient if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _add(
-    total: Any, summand: Any, variable: Variable | None, weight: Tensor | None
-) -> None:
+def _add(total: Any, summand: Any, variable: Variable | None = None) -> None:
     """Adds to a sum on this replica."""
     total = distribution.component_on_this_replica(total)
     if variable is not None and gradient_lists.is_overwritten(variable):
@@ -153,10 +151,6 @@ def _add(
         return
     summand = gradient_lists.cast(summand, total.dtype)
     if gradient_lists.is_sparse(summand):
-        if weight is not None:
-            summand = gradient_lists.multiplied([summand], [None], weight)[0]
         total.scatter_add(summand)
-        return
-    if weight is not None:
-        summand = summand * tf.cast(weight, total.dtype)
-    total.assign_add(summand)
+    else:
+        total.assign_add(summand)

@@ -44,6 +44,11 @@ def loss_tracker(model: Any) -> Any:
     return model._loss_tracker
 
 
+def has_loss(model: Any) -> bool:
+    """Returns whether a model is compiled with a loss."""
+    return model._compile_loss is not None
+
+
 def compute_loss(model: Any, *, training: bool, **arguments: Any) -> Any:
     """Returns this replica's share of the loss of a compiled model.
 

@@ -14,6 +14,7 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import set_method
 from tf_mixprec.training.instance_methods import unset_method
+from tf_mixprec.training.snapshot import Snapshot
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -137,7 +138,10 @@ class TestWithLosses:
         return reset_metrics
 
     def _test(self, data: Any) -> dict[str, Tensor]:
+        # A loss may call the model as if to train it.
+        snapshot = Snapshot(self._step.model)
         _, scalars = self._losses_of(_unpacked(data), training=False)
+        snapshot.put_statistics_back()
         with tf.init_scope():  # no step need have been made
             self.make_means(scalars)
         for name, value in scalars.items():

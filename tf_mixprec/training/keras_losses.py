@@ -36,7 +36,9 @@ class KerasLosses:
         Returns:
             The names of the scalars beside the loss: none.
         """
-        keras_internals.build_metrics(self._model, replicas.first(batch))
+        first = replicas.first(batch)
+        misuse.check_target(self._model, first[1])
+        keras_internals.build_metrics(self._model, first)
         return []
 
     def __call__(
@@ -51,6 +53,7 @@ class KerasLosses:
         model = self._model
         x, y, sample_weight = batch
         y_pred = keras_internals.predictions(model, x, training=training)
+        misuse.check_has_loss(model)
         loss = keras_internals.compute_loss(
             model,
             x=x,

@@ -60,10 +60,15 @@ class LossHook:
         options = {"training": training} if self._takes_training else {}
         with (
             optimizer.forbidding_scale_loss(misuse.SCALES_ONCE),
-            outputs_in_float32(model),
+            outputs_in_float32(model, training=training),
         ):
             result = self._step.compute_loss(
                 model, keras.utils.pack_x_y_sample_weight(*batch), **options
+            )
+        if result is None:
+            raise ValueError(
+                "`compute_loss` must return a loss, because its gradient is "
+                "taken. Received: None"
             )
         found, means = result if isinstance(result, tuple) else (result, {})
         misuse.check_means(means)

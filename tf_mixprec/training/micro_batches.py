@@ -20,8 +20,7 @@ class MicroBatches:
             the same shape.
 
     Raises:
-        ValueError: If the batch has fewer examples than parts, or under XLA
-            not a multiple of them.
+        ValueError: Under XLA, if the number of examples is not a multiple.
     """
 
     def __init__(self, batch: Any, count: int, *, jit_compile: bool):
@@ -34,7 +33,14 @@ class MicroBatches:
             if self._static_size is None
             else self._static_size
         )
-        self._check(jit_compile)
+        if jit_compile and not self.are_equal:
+            raise ValueError(
+                "With `jit_compile=True` the number of examples must be a "
+                "multiple of `accumulation_steps`, because XLA compiles one "
+                "micro-batch for all; drop a smaller last batch, or compile "
+                f"without. Received: {self._static_size} examples, "
+                f"accumulation_steps={count}"
+            )
 
     @property
     def are_equal(self) -> bool:
@@ -58,17 +64,17 @@ class MicroBatches:
             lambda t: t if t is None else t[start:end], self._batch
         )
 
-    def weight(self, index: Tensor) -> Tensor | None:
+    def weight(self, index: Tensor) -> Tensor:
         """Returns the size of a part, the average size being 1.
 
         Args:
             index: Scalar int32 tensor, from 0.
 
         Returns:
-            Scalar float32 tensor; `None` if all are equal.
+            Scalar float32 tensor.
         """
         if self.are_equal:
-            return None
+            return tf.constant(1.0)
         own = self._bound(index + 1) - self._bound(index)
         average = tf.cast(self._size, tf.float32) / self._count
         # A replica without examples has a loss of 0, and counts.
@@ -81,35 +87,39 @@ class MicroBatches:
         bound = tf.cast(index, tf.int64) * size // self._count
         return tf.cast(bound, tf.int32)
 
-    def _check(self, jit_compile: bool) -> None:
-        rule = (
+
+def check_enough(batch: Any, count: int) -> None:
+    """Raises if a batch has fewer examples than parts.
+
+    Args:
+        batch: What one replica gets, in eager code or while it is traced. None
+            at all are enough: a replica of an uneven batch may have none.
+        count: Into how many parts it will be cut.
+    """
+    size = first_tensor(batch).shape[0]
+    if size is not None and 0 < size < count:
+        raise ValueError(
             "A batch must have at least `accumulation_steps` examples on each "
-            "replica, because it is cut into that many micro-batches; drop a "
-            "smaller last batch with "
-            "`dataset.batch(size, drop_remainder=True)`."
+            "replica, because it is cut into that many micro-batches; leave "
+            "out a smaller last batch: `dataset.batch(size, "
+            "drop_remainder=True)`, or arrays of a multiple of `batch_size`. "
+            f"Received: {size} examples, accumulation_steps={count}"
         )
-        size, count = self._static_size, self._count
-        if size is None:
-            # A replica of an uneven batch may have none at all.
-            enough = tf.logical_or(self._size == 0, self._size >= count)
-            received = [
-                f"{rule} Received: accumulation_steps={count}, examples:",
-                self._size,
-            ]
-            with tf.control_dependencies([tf.Assert(enough, received)]):
-                self._size = tf.identity(self._size)
-        elif 0 < size < count:
-            raise ValueError(
-                f"{rule} Received: {size} examples, accumulation_steps={count}"
-            )
-        elif jit_compile and not self.are_equal:
-            raise ValueError(
-                "With `jit_compile=True` the number of examples must be a "
-                "multiple of `accumulation_steps`, because XLA compiles one "
-                "micro-batch for all; drop a smaller last batch, or compile "
-                f"without. Received: {size} examples, "
-                f"accumulation_steps={count}"
-            )
+
+
+def of_any_size(batch: Any) -> Any:
+    """Returns the specification of batches like one, of any size.
+
+    Args:
+        batch: Nested structure of tensors, and `None`.
+    """
+
+    def spec(tensor: Any) -> Any:
+        if not isinstance(tensor, tf.Tensor) or tensor.shape.rank == 0:
+            return tensor
+        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+    return keras.tree.map_structure(spec, batch)
 
 
 def first_tensor(batch: Any) -> Any:
@@ -124,10 +134,17 @@ def first_tensor(batch: Any) -> Any:
                 break
             return tensor
     raise ValueError(
-        "A batch must be made of tensors whose first axis is the batch, "
-        "because examples are counted there. Received: "
-        f"{keras.tree.map_structure(lambda t: getattr(t, 'shape', t), batch)}"
+        "A batch must be made of arrays or tensors whose first axis is the "
+        "batch, because examples are counted there; make an array of a list "
+        f"of numbers. Received: {_described(batch)}"
     )
+
+
+def _described(batch: Any) -> str:
+    """Returns the beginning of what a batch is made of."""
+    leaves = [x for x in keras.tree.flatten(batch) if x is not None]
+    shapes = [str(tuple(x.shape)) for x in leaves[:3]]
+    return f"tensors of the shapes {', '.join(shapes)}" if shapes else "none"
 
 
 def _equal_part(tensor: Any, start: Tensor, size: int) -> Any:

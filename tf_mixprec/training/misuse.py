@@ -9,6 +9,8 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec.loss_scale import StaticLossScale
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.optimizers import keras_internals as optimizer_internals
+from tf_mixprec.optimizers.shared_loss_scale import SharingOptimizer
+from tf_mixprec.training import keras_internals
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -95,10 +97,16 @@ def check_loss_names(losses: Any, names: list[str]) -> None:
     if bool(names) != isinstance(losses, dict) or (
         names and set(losses) != set(names)
     ):
-        expected = f"a dict with {', '.join(names)}" if names else "one loss"
+        if names:
+            raise ValueError(
+                f"`compute_loss` must return a dict with {', '.join(names)}, "
+                "because `loss_scales` has a scale for each of these. "
+                f"Received: {losses!r}"
+            )
         raise ValueError(
-            f"`compute_loss` must return {expected}, because the loss scales "
-            "of `mp.TrainStep(..., loss_scales=...)` are for these. Received: "
+            "`compute_loss` must return one loss, because the step has one "
+            "loss scale; for a dict of losses give it a scale for each: "
+            "`loss_scales={'name': None, ...}`. Received: "
             f"{losses!r}"
         )
 
@@ -125,6 +133,17 @@ def check_scales_once(optimizer: Any) -> None:
             "because the step accumulates itself: give `mp.TrainStep` "
             "`accumulation_steps`, and batches that many times larger. "
             f"Received: gradient_accumulation_steps={steps!r}"
+        )
+
+
+def check_scale_is_not_shared(optimizer: Any) -> None:
+    """Raises if `mp.fit` would never move the loss scale."""
+    if isinstance(optimizer, SharingOptimizer):
+        raise ValueError(
+            "A step whose loss scale is shared must be made in a loop of your "
+            "own, because `shared.update()` moves the scale once a round, "
+            "after the step of each optimizer; for `mp.fit` give an optimizer "
+            f"with a scale of its own. Received: optimizer={optimizer!r}"
         )
 
 
@@ -163,6 +182,26 @@ def check_variables(optimizer: Any, model: Any) -> None:
             "model, because it has slots for each; give a new optimizer, or "
             "build it on all of them before some are frozen. Received: an "
             f"optimizer that does not know {', '.join(unknown)}"
+        )
+
+
+def check_target(model: Any, y: Any) -> None:
+    """Raises if a compiled loss has nothing to compare with."""
+    if keras_internals.has_loss(model) and y is None:
+        raise ValueError(
+            "`y` must be given, because the loss compares it with what the "
+            "model predicts: `step(x, y)`, and `mp.fit(step, (x, y))` with a "
+            "tuple. Received: y=None"
+        )
+
+
+def check_has_loss(model: Any) -> None:
+    """Raises if nothing says what to minimize; to be called after the model."""
+    if not keras_internals.has_loss(model) and not model.losses:
+        raise ValueError(
+            "`loss` must be given to `mp.TrainStep`, or `compute_loss` be "
+            "overridden, because no layer of the model adds a loss. Received: "
+            "loss=None"
         )
 
 

@@ -97,6 +97,11 @@ class Replicas:
         return self._reduced("MEAN", value)
 
     @property
+    def are_several(self) -> bool:
+        """Whether there is more than one."""
+        return self.count > 1
+
+    @property
     def has_other_workers(self) -> bool:
         """Whether other processes feed replicas too."""
         return self.count > self._local_count
@@ -140,6 +145,12 @@ def _tensor(value: Any) -> Any:
         return value
     if keras.ops.is_tensor(value) or isinstance(value, tf.RaggedTensor):
         return value
+    if isinstance(value, (tf.data.Dataset, tf.data.Iterator)):
+        raise TypeError(
+            "A step takes one batch, because a data set has many; call "
+            "`mp.fit(step, dataset, epochs=...)`, or `step(x, y)` for each "
+            f"`x, y` of it. Received: {value!r}"
+        )
     array = np.asarray(value)
     if np.issubdtype(array.dtype, np.floating):
         array = array.astype(keras.config.floatx())

@@ -42,6 +42,13 @@ class Snapshot:
         """
         for component, before in self._metrics:
             component.assign(ops.where(skipped, before, component))
+        self._put_back(skipped)
+
+    def put_statistics_back(self) -> None:
+        """Takes back what a test has done to statistics."""
+        self._put_back(tf.constant(True))
+
+    def _put_back(self, skipped: Tensor) -> None:
         for component, before in self._statistics:
             takes_back = skipped
             if tf.as_dtype(component.dtype).is_floating:

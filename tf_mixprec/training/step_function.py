@@ -146,13 +146,12 @@ class StepFunction:
             jit_compile=bool(self._model.jit_compile),
         )
         snapshot = Snapshot(self._model)
-        gradients, means = self._backward(micro_batches.part(index))
+        weight = micro_batches.weight(index)
+        gradients, means = self._backward(micro_batches.part(index), weight)
         variables = self._model.trainable_weights
         is_bad = self._optimizer.is_bad_micro_batch(gradients, variables)
         snapshot.put_back(is_bad)
-        sums.add(
-            gradients, variables, means, micro_batches.weight(index), is_bad
-        )
+        sums.add(gradients, variables, means, weight, is_bad)
 
     def _finish(self, sums: GradientSums) -> Outcome:
         """The step of a replica, of the micro-batches that it has added."""

@@ -24,6 +24,8 @@ from tf_mixprec.training.keras_loop import TestWithLosses
 from tf_mixprec.training.keras_loop import TrainWithStep
 from tf_mixprec.training.keras_losses import KerasLosses
 from tf_mixprec.training.loss_hook import LossHook
+from tf_mixprec.training.micro_batches import check_enough
+from tf_mixprec.training.micro_batches import of_any_size
 from tf_mixprec.training.replicas import Replicas
 from tf_mixprec.training.step_function import StepFunction
 from tf_mixprec.training.step_totals import StepTotals
@@ -58,6 +60,7 @@ class TrainStep:
 
     Args:
         model: The model. Made in `strategy.scope()` if there is a strategy.
+            What is frozen when the step is made stays so, see `trace_anew`.
         optimizer: A Keras optimizer, a name, a config, or what `mp.wrap`
             returned. If any layer computes in float16 it scales the loss; in
             any case it skips steps with inf or nan.
@@ -67,8 +70,9 @@ class TrainStep:
         loss_weights: As in `model.compile`.
         weighted_metrics: As in `model.compile`.
         accumulation_steps: Int: into how many micro-batches each batch is cut,
-            in a loop within the step. Their gradients are averaged in float32.
-            Defaults to 1.
+            in a loop within the step. Their gradients are averaged in float32;
+            those of an `Embedding` become dense, for which Adam and others of
+            Keras take another step where an id occurs twice. Defaults to 1.
         clip_global_norm: Float: the bound of the global norm of the unscaled
             gradients, of the whole batch on all replicas. Defaults to none.
         clip_norm: Float: the bound of the norm of each gradient.
@@ -174,6 +178,7 @@ class TrainStep:
         self.model = model
         self.optimizer: LossScaleOptimizer = model.optimizer
         misuse.check_scales_once(self.optimizer)
+        self.optimizer.has_other_scales = bool(loss_scales)
         self._function: Any = None
         self._totals: StepTotals | None = None
         self._losses = LossHook(self) if has_hook else KerasLosses(model)
@@ -188,16 +193,18 @@ class TrainStep:
         gradient tape. The loss must not be scaled.
 
         Args:
-            model: `step.model`, with outputs in float32 here. Call it with
-                `training=True`, or take the argument `training: bool = True`
-                and pass that on: `evaluate` calls with false.
+            model: `step.model`. Here its outputs are in float32, and called
+                without `training` it trains, or in `evaluate` does not. A
+                method with an argument `training` is told which.
             batch: What the step was given: `x`, `(x, y)` or
                 `(x, y, sample_weight)`, on this replica, in one micro-batch.
 
         Returns:
             The mean loss over the examples of the batch, a scalar float
             tensor, or with `loss_scales` a dict of these; or a pair of that
-            and a dict of scalars for the logs.
+            and a dict of scalars for the logs, which are averaged over
+            micro-batches. What layers and regularizers add is in
+            `model.losses`, and not added by itself.
         """
         raise NotImplementedError
 
@@ -263,10 +270,15 @@ class TrainStep:
         others; `loss_scale` for the next step. Waits for the device.
         """
         results = self.model.get_metrics_result()
+        scales = {
+            f"loss_scale/{name}": number(scale.loss_scale)
+            for name, scale in self.loss_scales.items()
+        }
         return {
             **{k: number(v) for k, v in results.items()},
             **({} if self._totals is None else self._totals.read()),
             "loss_scale": number(self.optimizer.loss_scale),
+            **scales,
         }
 
     @property
@@ -294,7 +306,10 @@ class TrainStep:
         return self._logs_and_results(batch)[1]
 
     def trace_anew(self) -> None:
-        """Makes the next step traced anew, for what has changed meanwhile."""
+        """Makes the next step traced anew.
+
+        For what a trace takes for granted, such as `layer.trainable`.
+        """
         self._function = None
 
     def build(self, batch: Any) -> None:
@@ -311,6 +326,7 @@ class TrainStep:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         misuse.check_is_current(self)
         batch = self._replicas.distributed(batch)
+        check_enough(self._replicas.first(batch), self._accumulation_steps)
         if self._function is None:
             self._build(batch)
         with self._replicas.device():
@@ -345,6 +361,10 @@ class TrainStep:
             # Shapes that are not known are what XLA cannot cut.
             reduce_retracing=not model.jit_compile,
         )
+        if not model.jit_compile and not self._replicas.are_several:
+            # One trace for all sizes: Keras weighs the losses of outputs by
+            # the size of a batch where it is known.
+            self._function.get_concrete_function(of_any_size(batch))
 
     def _backward(self) -> Backward:
         arguments = (self.model, self._losses, self._accumulation_steps)
