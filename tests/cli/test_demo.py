@@ -104,6 +104,7 @@ def test_wrong_arguments_are_refused(epochs, capsys):
     assert "--epochs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_a_module():
     result = run(sys.executable, "-m", "tf_mixprec", "--version")
     assert result.returncode == 0

@@ -18,7 +18,19 @@ def load(path):
     return module
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+LONG = ("04_gan_two_optimizers", "05_two_workers")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, marks=[pytest.mark.slow] if path.stem in LONG else []
+        )
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.stem,
+)
 def test_example(path, capsys):
     example = load(path)
     example.main(["--epochs", "3"])
@@ -48,6 +60,7 @@ def test_benchmark(monkeypatch, capsys, tmp_path):
         assert figure["minimum"] <= figure["median"] <= figure["maximum"]
 
 
+@pytest.mark.slow
 def test_benchmark_of_the_train_step(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark = load(ROOT / "benchmarks/train_step.py")

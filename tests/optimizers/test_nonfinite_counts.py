@@ -14,6 +14,7 @@ from tf_mixprec.optimizers import gradients as gradient_lists
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
 # For each step, whether the gradients of three variables are bad.
+pytestmark = pytest.mark.slow
 BAD = np.array(
     [
         [True, True, False],

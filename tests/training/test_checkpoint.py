@@ -268,6 +268,7 @@ def test_going_on_gives_the_same_bits(name, tmp_path):
 
 
 @slow
+@pytest.mark.slow
 def test_fit_goes_on(tmp_path):
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
     y = x[:, :2].copy()
@@ -287,6 +288,7 @@ def test_fit_goes_on(tmp_path):
     assert_same(state_of(whole), state_of(resumed))
 
 
+@pytest.mark.slow
 class TestBeforeTheFirstStep:
     def test_nothing_there(self, tmp_path):
         step = make_small_step()
@@ -384,6 +386,7 @@ class TestBeforeTheFirstStep:
             Checkpoint(step, tmp_path).save()
 
 
+@pytest.mark.slow
 class TestKnobs:
     @pytest.mark.parametrize(
         ("preset", "options", "scale"),
@@ -586,6 +589,7 @@ class TestKnobs:
         assert float(step.model.metrics_variables[1]) in (0.0, BATCH)
 
 
+@pytest.mark.slow
 class TestReplicas:
     def test_as_many(self, saved_by_two):
         checkpoint, state = saved_by_two
@@ -896,6 +900,7 @@ class TestData:
         assert Checkpoint(step, tmp_path).restore() == checkpoint.latest
 
 
+@pytest.mark.slow
 class TestDirectory:
     def test_the_last_ones_are_kept(self, tmp_path):
         step = make_small_step()
@@ -1009,9 +1014,8 @@ def last_word(process, moment):
     return said[-1]
 
 
-@pytest.mark.parametrize(
-    "kills", [2, pytest.param(20, marks=slow)], ids=lambda kills: str(kills)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
 def test_killed(kills, tmp_path):
     """Killed at any moment, also within a save: the same bits at the end."""
     seed = os.environ.get("KILL_SEED") or int.from_bytes(os.urandom(2), "big")

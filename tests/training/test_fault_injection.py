@@ -196,7 +196,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("policy", "strategy_name", "jit_compile"),
     [
-        pytest.param(*case, marks=[] if i in (1, 2) else pytest.mark.slow)
+        pytest.param(*case, marks=[] if i == 1 else pytest.mark.slow)
         for i, case in enumerate(CASES)
     ],
 )

@@ -11,6 +11,7 @@ from models import regression_data
 
 import tf_mixprec as mp
 
+pytestmark = pytest.mark.slow
 BATCH, BATCHES = 8, 3
 X, Y = regression_data(BATCH * BATCHES)
 LOGS = ["grad_norm", "loss", "loss_scale", "mae", "skipped"]

@@ -23,7 +23,6 @@ QUICK = [
     ("float32", "graph", "target"),
     ("mixed_float16", "graph", "input"),
     ("mixed_bfloat16", "loop", "input"),
-    ("mixed_float16", "xla", "target"),
     ("mixed_bfloat16", "eager", "target"),
 ]
 
@@ -162,6 +161,7 @@ def test_random_seeds_go_on():
     assert (seed.numpy() != before).any()
 
 
+@pytest.mark.slow
 @strategies.SEVERAL
 def test_on_several_replicas(strategy_name):
     x, y = batches()

@@ -103,8 +103,6 @@ def run(step, x, y, size=BATCH):
         for quick in [
             [
                 ("cnn", "float32", False),
-                ("transformer", "mixed_bfloat16", False),
-                ("lstm", "mixed_float16", False),
             ]
         ]
         for case in itertools.product(
@@ -301,7 +299,7 @@ def test_a_norm_that_float32_does_not_hold():
     ("policy", "jit_compile", "strategy_name"),
     [
         ("mixed_float16", False, "none"),
-        ("float32", False, "mirrored_2"),
+        pytest.param("float32", False, "mirrored_2", marks=pytest.mark.slow),
         pytest.param("mixed_float16", True, "none", marks=pytest.mark.slow),
         pytest.param(
             "mixed_float16", False, "mirrored_2", marks=pytest.mark.slow
@@ -443,6 +441,7 @@ def test_replicas_equal_one(strategy_name, accumulation_steps):
         )
 
 
+@pytest.mark.slow
 def test_distributed_data_is_taken_as_it_is():
     strategy = strategies.mirrored(2)
     with strategy.scope():
@@ -495,6 +494,7 @@ def test_one_trace_for_all_sizes_without_xla():
     assert [tuple(shape) for shape in calls] == [(16, 2), (None, 2)]
 
 
+@pytest.mark.slow
 def test_losses_of_outputs_weigh_batches_as_keras_does():
     """Whatever the sizes of the batches."""
     inputs = keras.Input((6,))
