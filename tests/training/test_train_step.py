@@ -516,6 +516,30 @@ def test_losses_of_outputs_weigh_batches_as_keras_does():
         np.testing.assert_allclose(histories[0][key], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_float64_stays_float64(accumulation_steps):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(2, use_bias=False, dtype="float64")]
+    )
+    step = mp.TrainStep(
+        model,
+        keras.optimizers.SGD(0.5),
+        "mse",
+        accumulation_steps=accumulation_steps,
+        clip_global_norm=0.5,
+    )
+    (kernel,) = model.get_weights()
+    x, y = (each.astype("float64") for each in data(1))
+    gradient = gradient_of_mse(kernel, x, y)
+    step(tf.constant(x), tf.constant(y))
+    expected = kernel - 0.5 * CLIPS["clip_global_norm"](gradient, 0.5)
+    (moved,) = model.get_weights()
+    assert moved.dtype == np.float64
+    # The loss is Keras's, in float32; the factor of the clipping too.
+    np.testing.assert_allclose(moved, expected, rtol=1e-6)
+
+
 def test_masters():
     """16-bit variables get float32 masters, and gradients their sums."""
     model = mp.convert(mlp(), "bfloat16")

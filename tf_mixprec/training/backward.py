@@ -60,10 +60,13 @@ class Backward:
             losses, means = self._losses_of(batch)
             (loss,) = losses.values()
             scaled_loss = self._model.optimizer.scale_loss(
-                loss * (self.share * weight)
+                self._weighted(loss, weight)
             )
         gradients = tape.gradient(scaled_loss, self._model.trainable_weights)
         return gradients, {LOSS: loss, **means}
+
+    def _weighted(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+        return loss * tf.cast(self.share * weight, loss.dtype)
 
     def update(self) -> dict[str, Tensor]:
         """Ends a step.
@@ -112,7 +115,7 @@ class BackwardOfSeveral(Backward):
             losses, means = self._losses_of(batch)
             scaled = {
                 name: self._loss_scales[name].scale_loss(
-                    loss * (self.share * weight)
+                    self._weighted(loss, weight)
                 )
                 for name, loss in losses.items()
             }

@@ -73,7 +73,7 @@ class GradientSums:
                 if gradient is not None:
                     _add(total, gradient, variable)
             for total, name in zip(self._scalars, self._names, strict=True):
-                _add(total, scalars[name] * weight)
+                _add(total, tf.cast(scalars[name], tf.float32) * weight)
             _add(self._count, weight)
 
         if gradient_lists.sees_gpu():  # where a branch waits for the host
