@@ -41,6 +41,7 @@ def test_the_demo_ends_with_its_table_and_no_noise():
     assert rows[-2][3] == "1.00x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"), [(["--help"], 0), (["demo", "--epochs", "0"], 2)]
 )

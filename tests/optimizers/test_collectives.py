@@ -62,13 +62,10 @@ def results(processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "one_process",
-        pytest.param("two_workers", marks=pytest.mark.slow),
-    ],
-)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["one_process", "two_workers"])
 def workers(request):
     """What each process of a strategy with two replicas has to say."""
     if request.param == "one_process":

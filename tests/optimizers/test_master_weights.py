@@ -881,6 +881,7 @@ def test_it_is_transparent():
     assert int(optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_an_lstm_in_pure_bfloat16_is_built_and_trained():
     with mp.policy_scope(mp.Policy("bfloat16")):
         made = keras.Sequential(
