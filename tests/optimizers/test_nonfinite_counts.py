@@ -11,10 +11,12 @@ import tf_mixprec as mp
 from tf_mixprec.optimizers import gradients as gradient_lists
 
 # Of Keras, where a variable has none.
-pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
+    pytest.mark.slow,
+]
 
 # For each step, whether the gradients of three variables are bad.
-pytestmark = pytest.mark.slow
 BAD = np.array(
     [
         [True, True, False],
