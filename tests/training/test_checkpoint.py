@@ -386,6 +386,37 @@ class TestBeforeTheFirstStep:
             Checkpoint(step, tmp_path).save()
 
 
+def test_evaluate_starts_its_means_anew_after_a_restoration(tmp_path):
+    """Also where metrics had to wait, and of two checkpoints."""
+
+    class Step(mp.TrainStep):
+        def compute_loss(self, model, batch):
+            x, y = batch
+            error = model(x) - y
+            return tf.reduce_mean(error**2), {"error": tf.reduce_mean(error)}
+
+    def make():
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((4,)), keras.layers.Dense(1)]
+        return Step(keras.Sequential(layers), keras.optimizers.SGD(0.0))
+
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    step = make()
+    step(x, y)
+    path = Checkpoint(step, tmp_path).save()
+    step = make()
+    for _ in range(2):
+        assert Checkpoint(step, tmp_path).restore() == path
+    step(x, y)
+    step.trace_anew()
+    step(x, y)
+    step.evaluate((x, y * 100.0))
+    expected = np.mean(step.predict(x) - y)
+    np.testing.assert_allclose(
+        step.evaluate((x, y))["error"], expected, rtol=1e-5
+    )
+
+
 @pytest.mark.slow
 class TestKnobs:
     @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from tf_mixprec.training import checkpoint_fit
 from tf_mixprec.training import checkpoint_state as state
 from tf_mixprec.training.checkpoint_file import CheckpointFile
 from tf_mixprec.training.checkpoint_file import Saved
-from tf_mixprec.training.instance_methods import set_method
-from tf_mixprec.training.instance_methods import unset_method
+from tf_mixprec.training.instance_methods import cover_method
 
 _ATTRIBUTE = "_pending_checkpoint"
 
@@ -28,6 +27,7 @@ class Pending:
     def __init__(self, step: Any, file: CheckpointFile):
         self._step = step
         self._path = file.path
+        self._uncover: list[Callable[[], None]] = []
         self.groups: dict[str, list[Saved]] = {
             name: file.groups[name]
             for name in state.OF_FIRST_STEP
@@ -46,10 +46,17 @@ class Pending:
             step.reset_metrics()  # what was saved may have been none
             self._finish()
             return
+        former = Pending.of(step)
+        if former is not None:
+            former._give_up()
         setattr(step, _ATTRIBUTE, self)
-        set_method(step, "_build", self._finishing)
-        set_method(step, "reset_metrics", self._dropping(state.TOTALS))
-        set_method(step.model, "reset_metrics", self._dropping(state.METRICS))
+        self._uncover = [
+            cover_method(step, "_build", self._finishing),
+            cover_method(step, "reset_metrics", self._dropping(state.TOTALS)),
+            cover_method(
+                step.model, "reset_metrics", self._dropping(state.METRICS)
+            ),
+        ]
 
     def _finishing(self, build: Callable[[Any], None]) -> Callable[[Any], None]:
         """Returns the method that makes the variables, and gives them values.
@@ -60,16 +67,16 @@ class Pending:
 
         def build_and_finish(batch: Any) -> None:
             build(batch)
-            for instance, name in (
-                (self._step, "_build"),
-                (self._step, "reset_metrics"),
-                (self._step.model, "reset_metrics"),
-            ):
-                unset_method(instance, name)
-            delattr(self._step, _ATTRIBUTE)
+            self._give_up()
             self._finish()
 
         return build_and_finish
+
+    def _give_up(self) -> None:
+        """Waits no longer."""
+        for uncover in self._uncover:
+            uncover()
+        delattr(self._step, _ATTRIBUTE)
 
     def _dropping(
         self, name: str

@@ -33,6 +33,31 @@ def original_method(instance: Any, name: str) -> Method:
     return getattr(method, "_tf_mixprec_original", method)
 
 
+def cover_method(
+    instance: Any, name: str, replacement: Callable[[Method], Method]
+) -> Callable[[], None]:
+    """Sets a method of one object for a while, over what is set already.
+
+    Args:
+        instance: The object.
+        name: The name of the method.
+        replacement: From the method there is to the one to be.
+
+    Returns:
+        What gives the object back the method it had.
+    """
+    own = vars(instance).get(name)
+    vars(instance)[name] = replacement(getattr(instance, name))
+
+    def uncover() -> None:
+        if own is None:
+            del vars(instance)[name]
+        else:
+            vars(instance)[name] = own
+
+    return uncover
+
+
 def unset_method(instance: Any, name: str) -> None:
     """Gives one object the method of its class back.
 
