@@ -455,7 +455,8 @@ def test_distributed_data_is_taken_as_it_is():
     assert given == [logs["loss"].numpy() for logs in run(step, x, y)]
 
 
-def test_one_trace_for_each_shape_and_one_for_all_micro_batches():
+def counting_model():
+    """Returns a list, and a model that adds the shape to it when called."""
     calls = []
 
     class Counting(layers.Layer):
@@ -463,7 +464,13 @@ def test_one_trace_for_each_shape_and_one_for_all_micro_batches():
             calls.append(x.shape)
             return x
 
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2), Counting()])
+    return calls, keras.Sequential(
+        [keras.Input((6,)), layers.Dense(2), Counting()]
+    )
+
+
+def test_one_trace_for_each_shape_and_one_for_all_micro_batches():
+    calls, model = counting_model()
     step = mp.TrainStep(
         model, "sgd", "mse", accumulation_steps=4, jit_compile=True
     )
@@ -478,14 +485,7 @@ def test_one_trace_for_each_shape_and_one_for_all_micro_batches():
 
 
 def test_one_trace_for_all_sizes_without_xla():
-    calls = []
-
-    class Counting(layers.Layer):
-        def call(self, x):
-            calls.append(x.shape)
-            return x
-
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2), Counting()])
+    calls, model = counting_model()
     step = mp.TrainStep(model, "sgd", "mse", jit_compile=False)
     x, y = data(2)
     calls.clear()

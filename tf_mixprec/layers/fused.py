@@ -13,17 +13,10 @@ import keras
 from tf_mixprec._typing import Tensor
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.policies import hardware
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-
-
-def runs_on_cpu() -> bool:
-    """Returns whether this is TensorFlow, and it sees no GPU."""
-    return (
-        keras.backend.backend() == "tensorflow"
-        and not tf.config.list_physical_devices("GPU")
-    )
 
 
 def normalizes_batches(x: Tensor) -> bool:
@@ -110,7 +103,7 @@ def wide_gelu(x: Tensor) -> Tensor:
         return keras.activations.gelu(x)
     # XLA makes one pass of it, for each shape another one: only the batch may
     # have several sizes.
-    if _features(x) >= 1024 and runs_on_cpu():
+    if _features(x) >= 1024 and hardware.runs_on_cpu():
         return _compiled_gelu(x)
     return _gelu(x)
 

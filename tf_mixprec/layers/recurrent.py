@@ -8,8 +8,8 @@ import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
-from tf_mixprec.layers import fused
 from tf_mixprec.numerics.casting import has_16_bits
+from tf_mixprec.policies import hardware
 
 
 @keras.saving.register_keras_serializable("tf_mixprec")
@@ -43,7 +43,7 @@ class LSTM(keras.layers.LSTM):
     def _projects(self) -> bool:
         return (
             has_16_bits(self.compute_dtype)
-            and fused.runs_on_cpu()
+            and hardware.runs_on_cpu()
             and not self.dropout
             and not self.recurrent_dropout
             and self.use_cudnn is not True

@@ -43,13 +43,8 @@ def unscaled(
         them once divided.
     """
     if by_reciprocal:
-        factor, combine = 1.0 / loss_scale, keras.ops.multiply
-    else:
-        factor, combine = loss_scale, keras.ops.divide
-    return [
-        g if g is None or is_overwritten(v) else _combined(g, factor, combine)
-        for g, v in zip(gradients, variables, strict=True)
-    ]
+        return multiplied(gradients, variables, 1.0 / loss_scale)
+    return _each(gradients, variables, loss_scale, keras.ops.divide)
 
 
 def found_inf(gradients: Sequence[Gradient]) -> Tensor:
@@ -131,10 +126,18 @@ def multiplied(
             gradient has a gradient that is no gradient, so it is left alone.
         factor: Scalar float32 tensor.
     """
+    return _each(gradients, variables, factor, keras.ops.multiply)
+
+
+def _each(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    factor: Tensor,
+    combine: Callable[[Tensor, Tensor], Tensor],
+) -> list[Gradient]:
+    """Returns each gradient that is one, combined with a factor."""
     return [
-        g
-        if g is None or is_overwritten(v)
-        else _combined(g, factor, lambda a, b: a * tf.cast(b, a.dtype))
+        g if g is None or is_overwritten(v) else _combined(g, factor, combine)
         for g, v in zip(gradients, variables, strict=True)
     ]
 

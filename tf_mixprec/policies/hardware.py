@@ -54,6 +54,16 @@ def visible_devices(kind: str) -> list[Device]:
     return devices
 
 
+def runs_on_cpu() -> bool:
+    """Returns whether TensorFlow has nothing but the CPU to run on.
+
+    Keras asks for GPUs that are there, and not for those that are visible.
+    """
+    return keras.backend.backend() == "tensorflow" and not visible_devices(
+        "GPU"
+    )
+
+
 def one_each(devices: list[Device]) -> list[Device]:
     """Returns the first of those that the same hardware is split into."""
     first: dict[Any, Device] = {}

@@ -181,24 +181,17 @@ def _chosen_jit_compile(
             "whether XLA compiles the step. Received: "
             f"jit_compile={jit_compile!r}"
         )
-    if jit_compile != "auto" or not found.bfloat16 or not _runs_on_cpu():
+    if (
+        jit_compile != "auto"
+        or not found.bfloat16
+        or not hardware.runs_on_cpu()
+    ):
         return jit_compile, []
     reason = (
         "bfloat16 on a CPU: oneDNN multiplies it faster than float32, XLA does "
         "not."
     )
     return False, [reason]
-
-
-def _runs_on_cpu() -> bool:
-    """Returns whether TensorFlow has nothing but the CPU to run on.
-
-    Keras asks for GPUs that are there, and not for those that are visible.
-    """
-    return (
-        keras.backend.backend() == "tensorflow"
-        and not hardware.visible_devices("GPU")
-    )
 
 
 recompiling.compile_with(compile)

@@ -28,6 +28,9 @@ class Replicas:
         self._local_count = (
             1 if self.count == 1 else len(strategy.extended.worker_devices)
         )
+        self._device = None  # the caller's
+        if self.count == 1 and distribution.is_a_strategy(strategy):
+            (self._device,) = strategy.extended.worker_devices
 
     def device(self) -> contextlib.AbstractContextManager[None]:
         """Returns a scope in which to call what is traced for all replicas.
@@ -35,10 +38,7 @@ class Replicas:
         XLA compiles for the device of the caller, also where the only replica
         has another.
         """
-        if self.count > 1 or not distribution.is_a_strategy(self.strategy):
-            return contextlib.nullcontext()
-        (device,) = self.strategy.extended.worker_devices
-        return tf.device(device)
+        return tf.device(self._device)
 
     def distributed(self, batch: Any) -> Any:
         """Returns a batch with a part for each replica.

@@ -326,7 +326,8 @@ class TrainStep:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         misuse.check_is_current(self)
         batch = self._replicas.distributed(batch)
-        check_enough(self._replicas.first(batch), self._accumulation_steps)
+        if self._accumulation_steps > 1:
+            check_enough(self._replicas.first(batch), self._accumulation_steps)
         if self._function is None:
             self._build(batch)
         with self._replicas.device():
