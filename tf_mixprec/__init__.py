@@ -8,6 +8,11 @@ from tf_mixprec import callbacks
 from tf_mixprec import layers
 from tf_mixprec import schedules
 from tf_mixprec._version import __version__
+from tf_mixprec.autocast import AutocastReport
+from tf_mixprec.autocast import autocast
+from tf_mixprec.autocast import autocast_report
+from tf_mixprec.autocast import full_precision
+from tf_mixprec.autocast import op_lists
 from tf_mixprec.conversion import ConversionReport
 from tf_mixprec.conversion import convert
 from tf_mixprec.errors import ConversionWarning
@@ -36,6 +41,7 @@ from tf_mixprec.training import export_float32
 from tf_mixprec.training import fit
 
 __all__ = [
+    "AutocastReport",
     "Checkpoint",
     "CompileReport",
     "ConversionReport",
@@ -52,14 +58,18 @@ __all__ = [
     "StaticLossScale",
     "TrainStep",
     "__version__",
+    "autocast",
+    "autocast_report",
     "callbacks",
     "compile",
     "convert",
     "epsilon",
     "export_float32",
     "fit",
+    "full_precision",
     "layers",
     "next_state",
+    "op_lists",
     "policy_scope",
     "presets",
     "recommended_policy",

@@ -12,6 +12,9 @@ from tf_mixprec.training.compile_call import call_compile
 from tf_mixprec.training.compile_call import check_arguments
 from tf_mixprec.training.float32_ends import compute_in_float32
 from tf_mixprec.training.keras_loop import make_train_without
+from tf_mixprec.training.model_autocast import checked_dtype
+from tf_mixprec.training.model_autocast import put_under_autocast
+from tf_mixprec.training.model_autocast import take_from_autocast
 from tf_mixprec.training.optimizer_choice import OptimizerChoice
 from tf_mixprec.training.penalties import widen_regularizers
 from tf_mixprec.training.report import CompileReport
@@ -33,6 +36,7 @@ def compile(
     jit_compile: bool | str = "auto",
     *,
     safe_skip: bool = False,
+    autocast: str | None = None,
     **kwargs: Any,
 ) -> CompileReport:
     """Compiles a model for training, as `model.compile`, in its precision.
@@ -77,6 +81,11 @@ def compile(
             statistics, loss and metrics are as before it too, and a model in
             float32 skips steps as well. Costs a copy of what is not trained.
             Defaults to false.
+        autocast: `"bfloat16"`, `"float16"`, or `"auto"` for what
+            `mp.recommended_policy` computes in: `fit`, `evaluate` and
+            `predict` then run the operations of a model in float32 under
+            `mp.autocast`. For raw TensorFlow in `call`, and layers without a
+            dtype policy of their own. Defaults to `None`, for none.
         **kwargs: Other arguments of the model's own `compile`.
 
     Returns:
@@ -86,7 +95,8 @@ def compile(
         TypeError: If `model` is no Keras model, if the model's own `compile`
             does not take an argument, or if `optimizer` is none.
         ValueError: If `auto_scale_loss` is given, if `jit_compile` is no
-            choice, or `safe_skip` where no optimizer of ours can skip a step.
+            choice, `safe_skip` where no optimizer of ours can skip a step, or
+            `autocast` where a layer is in 16 bits.
 
     Example:
 
@@ -107,9 +117,12 @@ def compile(
     check_arguments(model, kwargs)
     check_is_bool("safe_skip", safe_skip)
     found = SixteenBitLayers.of(model)
-    choice = OptimizerChoice(found, wraps_all=safe_skip)
-    jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, found)
+    cast_to = checked_dtype(model, autocast)
+    gradients = found.with_model(model, cast_to)
+    choice = OptimizerChoice(gradients, wraps_all=safe_skip)
+    jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, gradients)
     make_train_without(model)
+    take_from_autocast(model)
     call_compile(
         model,
         choice,
@@ -135,8 +148,10 @@ def compile(
         leave_no_trace(model)
     else:
         leave_traces(model)
-    if found or safe_skip:
-        recompiling.remember(model, safe_skip=safe_skip)
+    if cast_to:
+        put_under_autocast(model, cast_to)
+    if gradients or safe_skip:
+        recompiling.remember(model, safe_skip=safe_skip, autocast=autocast)
     return CompileReport(
         optimizers=choice.done,
         float16_layers=_paths(found.float16),
@@ -144,6 +159,7 @@ def compile(
         jit_compile=model.jit_compile,
         metrics_cast=bool(found),
         safe_skip=safe_skip,
+        autocast=cast_to,
         widened_regularizers=widened,
         reasons=(
             *choice.reasons(),

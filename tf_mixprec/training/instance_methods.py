@@ -51,7 +51,7 @@ def cover_method(
 
     def uncover() -> None:
         if own is None:
-            del vars(instance)[name]
+            vars(instance).pop(name, None)
         else:
             vars(instance)[name] = own
 

@@ -39,6 +39,33 @@ def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
         object.__setattr__(model, "_losses_override", former)
 
 
+def take_losses(model: Any) -> list[Any]:
+    """Returns the losses that layers have added in a call, and clears them.
+
+    Without those of regularizers of weights, which Keras computes when
+    `model.losses` is read.
+    """
+    losses = [each for layer in all_layers(model) for each in layer._losses]
+    model._clear_losses()
+    return losses
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that a layer has put on a tensor; `None` for none."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Puts a mask on a tensor, unless it is `None`."""
+    if mask is not None:
+        tensor._keras_mask = mask
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Puts the mask of one tensor on another."""
+    set_mask(target, mask_of(source))
+
+
 def loss_tracker(model: Any) -> Any:
     """Returns the metric that has the mean loss of an epoch."""
     return model._loss_tracker

@@ -17,21 +17,28 @@ from tf_mixprec.training.instance_methods import set_method
 
 _KEY = "compiled_by"
 _SAFE_SKIP = "safe_skip"
+_AUTOCAST = "autocast"
 _VALUE = "tf_mixprec"
 _METHODS = ("compile", "compile_from_config", "get_compile_config")
 
 
-def remember(model: Any, *, safe_skip: bool) -> None:
+def remember(model: Any, *, safe_skip: bool, autocast: str | None) -> None:
     """Makes the config of a model say that `mp.compile` compiled it.
 
     Not for a class with methods of its own for this: they would not know what
     to do with it.
+
+    Args:
+        model: The model.
+        safe_skip: As it was given to `mp.compile`.
+        autocast: Likewise.
     """
+    more = {_SAFE_SKIP: safe_skip, _AUTOCAST: autocast}
     if all(is_of_keras(model, name) for name in _METHODS):
         set_method(
             model,
             "get_compile_config",
-            lambda method: _marked(method, safe_skip),
+            lambda method: _marked(method, more),
         )
 
 
@@ -40,9 +47,11 @@ def is_of_keras(model: Any, name: str) -> bool:
     return getattr(type(model), name) is getattr(keras.Model, name)
 
 
-def _marked(method: Callable[..., Any], safe_skip: bool) -> Callable[..., Any]:
+def _marked(
+    method: Callable[..., Any], more: dict[str, Any]
+) -> Callable[..., Any]:
     def get_compile_config() -> dict[str, Any]:
-        return {**method(), _KEY: _VALUE, _SAFE_SKIP: safe_skip}
+        return {**method(), _KEY: _VALUE, **more}
 
     return get_compile_config
 

@@ -21,6 +21,8 @@ class CompileReport:
         metrics_cast: Whether 16-bit predictions are cast to float32 for losses
             and metrics, and added losses for their sum.
         safe_skip: Whether a skipped step leaves no trace.
+        autocast: The dtype that the model is under autocast in; `None` for no
+            autocast.
         widened_regularizers: Paths of layers of which regularizers now compute
             in float32.
         reasons: Why, one line each.
@@ -42,6 +44,7 @@ class CompileReport:
     jit_compile: bool
     metrics_cast: bool
     safe_skip: bool
+    autocast: str | None
     widened_regularizers: tuple[str, ...]
     reasons: tuple[str, ...]
 
@@ -55,6 +58,8 @@ class CompileReport:
             "losses and metrics: "
             + ("cast to float32" if self.metrics_cast else "as in Keras"),
         ]
+        if self.autocast:
+            lines.append(f"autocast: {self.autocast}")
         if self.safe_skip:
             lines.append("skipped steps: leave no trace")
         if self.widened_regularizers:

@@ -40,6 +40,18 @@ class SixteenBitLayers:
             ),
         )
 
+    def with_model(self, model: Any, dtype: str | None) -> "SixteenBitLayers":
+        """Returns these, and a model that is under autocast.
+
+        Args:
+            model: The model.
+            dtype: `"float16"`, `"bfloat16"`, or `None` for no autocast.
+        """
+        if dtype is None:
+            return self
+        more = (*getattr(self, dtype), model)
+        return dataclasses.replace(self, **{dtype: more})
+
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self.float16 or self.bfloat16)

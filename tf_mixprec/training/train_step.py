@@ -1,5 +1,6 @@
 """`TrainStep`: a training step in mixed precision, for loops and `fit`."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from tf_mixprec.training.keras_losses import KerasLosses
 from tf_mixprec.training.loss_hook import LossHook
 from tf_mixprec.training.micro_batches import check_enough
 from tf_mixprec.training.micro_batches import of_any_size
+from tf_mixprec.training.model_autocast import ModelAutocast
 from tf_mixprec.training.replicas import Replicas
 from tf_mixprec.training.step_function import StepFunction
 from tf_mixprec.training.step_totals import StepTotals
@@ -80,6 +82,9 @@ class TrainStep:
         policy: A policy or `mp.PrecisionRules`, as for `mp.convert`; the model
             is then converted, and `step.model` is another one than `model`.
             Defaults to the precision that the model has.
+        autocast: `"bfloat16"`, `"float16"` or `"auto"`, as in `mp.compile`:
+            the calls of a model in float32 are then under `mp.autocast`.
+            Defaults to `None`, for none.
         strategy: The `tf.distribute.Strategy` of the model. Defaults to the
             one in whose scope it was made.
         jit_compile: Bool or `"auto"`, as in `mp.compile`: whether XLA compiles
@@ -132,6 +137,7 @@ class TrainStep:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         policy: Any = None,
+        autocast: str | None = None,
         strategy: Any = None,
         jit_compile: bool | str = "auto",
         all_reduce_dtype: str | None = None,
@@ -174,6 +180,7 @@ class TrainStep:
                 weighted_metrics=weighted_metrics,
                 jit_compile=jit_compile,
                 safe_skip=True,
+                autocast=autocast,
             )
         self.model = model
         self.optimizer: LossScaleOptimizer = model.optimizer
@@ -182,9 +189,13 @@ class TrainStep:
         self._function: Any = None
         self._totals: StepTotals | None = None
         self._losses = LossHook(self) if has_hook else KerasLosses(model)
+        self._losses_of: Callable[..., Any] = self._losses
+        if self.report.autocast:
+            scope = ModelAutocast(model, self.report.autocast)
+            self._losses_of = scope.around(self._losses)
         self._loss_tracker = keras_internals.loss_tracker(model)
         TrainWithStep(self)
-        self._test = TestWithLosses(self, self._losses) if has_hook else None
+        self._test = TestWithLosses(self, self._losses_of) if has_hook else None
 
     def compute_loss(self, model: keras.Model, batch: Any) -> Any:
         """Returns the loss of a batch; to be overridden.
@@ -368,7 +379,7 @@ class TrainStep:
             self._function.get_concrete_function(of_any_size(batch))
 
     def _backward(self) -> Backward:
-        arguments = (self.model, self._losses, self._accumulation_steps)
+        arguments = (self.model, self._losses_of, self._accumulation_steps)
         if self.loss_scales:
             return BackwardOfSeveral(*arguments, self.loss_scales)
         return Backward(*arguments)

@@ -1,0 +1,215 @@
+"""What autocast does to a function, op by op."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_mixprec.autocast import plan as planning
+from tf_mixprec.autocast.autocast import AutocastFunction
+from tf_mixprec.autocast.autocast import autocast
+from tf_mixprec.autocast.casts import CastRecord
+from tf_mixprec.autocast.islands import Island
+from tf_mixprec.autocast.islands import islands_of
+from tf_mixprec.autocast.plan import GraphPlan
+from tf_mixprec.autocast.plan import OpPlan
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class OpDecision:
+    """What was decided about one op.
+
+    Args:
+        path: Its name, after those of the ops that call its function.
+        op_type: Its type, such as `"MatMul"`.
+        dtype: The float dtype that it runs in.
+        kind: The list it is in, `"unknown"` if in none, `"as written"` if in a
+            region of `mp.full_precision`, or `"source"` for what takes no
+            float32.
+        reason: Why, in words.
+    """
+
+    path: str
+    op_type: str
+    dtype: str
+    kind: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AutocastReport:
+    """What autocast does to a function. Printed, it is a few tables.
+
+    Args:
+        dtype: The 16-bit dtype.
+        decisions: One entry for each op that computes with floats.
+        casts: The casts that were put in, in the order of the ops.
+        islands: The groups of ops in float32 that 16-bit values enter.
+    """
+
+    dtype: str
+    decisions: tuple[OpDecision, ...]
+    casts: tuple[CastRecord, ...]
+    islands: tuple[Island, ...]
+
+    @property
+    def census(self) -> dict[tuple[str, str], int]:
+        """How many ops there are of each type and dtype.
+
+        Returns:
+            Dict from pairs such as `("MatMul", "bfloat16")` to numbers.
+        """
+        return dict(
+            collections.Counter(
+                (each.op_type, each.dtype) for each in self.decisions
+            )
+        )
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes that the casts read and write in a call of the function.
+
+        Those in a loop count for one turn; those of shapes that are not known
+        do not.
+        """
+        return sum(each.bytes or 0 for each in self.casts)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The types of ops that are in no list, sorted."""
+        return tuple(
+            sorted(
+                {
+                    each.op_type
+                    for each in self.decisions
+                    if each.kind == planning.UNKNOWN
+                }
+            )
+        )
+
+    def __str__(self) -> str:
+        """The census, the casts, the islands and what is unknown."""
+        parts = [
+            _table(
+                ("op", "dtype", "count", "because"),
+                [
+                    (op_type, dtype, str(count), self._reasons(op_type, dtype))
+                    for (op_type, dtype), count in sorted(self.census.items())
+                ],
+            ),
+            f"casts: {len(self.casts)}, {self.cast_bytes:,} bytes in a call"
+            + "".join(f"\n  {each}" for each in self.casts),
+            f"float32 islands: {len(self.islands)}"
+            + "".join(f"\n  {each}" for each in self.islands),
+        ]
+        if self.unknown:
+            parts.append(
+                "in no list, so as they are: "
+                f"{', '.join(self.unknown)}; put them in one by "
+                "`lists=mp.op_lists.DEFAULT.low(...)`"
+            )
+        return "\n\n".join([f"autocast to {self.dtype}", *parts])
+
+    def _reasons(self, op_type: str, dtype: str) -> str:
+        found = collections.Counter(
+            each.reason
+            for each in self.decisions
+            if (each.op_type, each.dtype) == (op_type, dtype)
+        )
+        (reason, _), *others = found.most_common()
+        return f"{reason} (and {len(others)} others)" if others else reason
+
+
+def autocast_report(
+    function: Callable, *args: Any, **kwargs: Any
+) -> AutocastReport:
+    """Returns what autocast does to a function, and why.
+
+    The function is traced, and not run.
+
+    Args:
+        function: What `mp.autocast` returned; or a function, for what it would
+            do with its defaults.
+        *args: Arguments of the function, or `tf.TensorSpec`s for them.
+        **kwargs: Its keyword arguments, likewise.
+
+    Raises:
+        ValueError: If autocast is off: of dtype `"float32"`, or `"auto"` on a
+            device that gains from no 16-bit float.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import tf_mixprec as mp
+    >>> @mp.autocast(dtype="bfloat16")
+    ... def function(x):
+    ...     return tf.nn.softmax(tf.matmul(x, x))
+    >>> report = mp.autocast_report(function, tf.ones((2, 2)))
+    >>> report.census
+    {('MatMul', 'bfloat16'): 1, ('Softmax', 'float32'): 1}
+    >>> [(each.source, each.target, each.bytes) for each in report.casts]
+    [('float32', 'bfloat16', 24), ('bfloat16', 'float32', 24)]
+    """
+    if not isinstance(function, AutocastFunction):
+        function = autocast(function)
+    if not isinstance(function, AutocastFunction):
+        raise ValueError(
+            "Autocast must be on for there to be something to report; give "
+            '`mp.autocast` the dtype "bfloat16". Received: '
+            f"function={function!r}"
+        )
+    rewriting = function.rewriting(*args, **kwargs)
+    return AutocastReport(
+        function.dtype,
+        tuple(_decisions(rewriting.plan)),
+        tuple(rewriting.casts),
+        tuple(islands_of(rewriting.plan, rewriting.target.low)),
+    )
+
+
+def _decisions(plan: GraphPlan, prefix: str = "") -> Iterator[OpDecision]:
+    for each in plan.ops:
+        path = prefix + each.op.name
+        for graph in each.graphs:
+            yield from _decisions(graph, f"{path}/")
+        dtype = _float_dtype(each)
+        if dtype is not None and not each.graphs and _computes(each):
+            yield OpDecision(
+                path, each.op.type, dtype.name, each.kind, each.reason
+            )
+
+
+def _computes(each: OpPlan) -> bool:
+    """Returns whether an op is more than a name for a value."""
+    return each.op.type not in ("Placeholder", "Const", "Identity", "NoOp")
+
+
+def _float_dtype(each: OpPlan) -> tf.DType | None:
+    """Returns the float dtype that an op runs in; `None` for no float."""
+    floats = [
+        dtype for dtype in (*each.inputs, *each.outputs) if dtype.is_floating
+    ]
+    low = [dtype for dtype in floats if dtype.size == 2]
+    if each.is_low:
+        return low[0]
+    return floats[0] if floats else None
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) for text, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,117 @@
+"""Traces a function, decides about its ops and builds them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_mixprec.autocast import custom_gradients
+from tf_mixprec.autocast import tensorflow_internals
+from tf_mixprec.autocast.casts import CastRecord
+from tf_mixprec.autocast.casts import Frame
+from tf_mixprec.autocast.emit import Emitter
+from tf_mixprec.autocast.plan import GraphPlan
+from tf_mixprec.autocast.plan import Target
+from tf_mixprec.autocast.plan import written
+from tf_mixprec.autocast.planner import Planner
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+# What TensorFlow and Python say of a tensor that has no value.
+_SYMBOLIC = re.compile(r"[Ss]ymbolic ?`?(tf\.)?Tensor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewriting:
+    """What was done to a function.
+
+    Args:
+        target: The `Target`.
+        plan: The `GraphPlan`.
+        casts: The casts in the new graph.
+    """
+
+    target: Target
+    plan: GraphPlan
+    casts: list[CastRecord]
+
+
+def rewritten(
+    function: Callable, target: Target, args: Any, kwargs: Any
+) -> tuple[Any, Rewriting]:
+    """Calls a function in a graph, its ops in the dtypes of a target.
+
+    The function is traced in a graph of its own, which nothing runs, and its
+    ops are built anew in the current graph, from the inputs on.
+
+    Args:
+        function: The function.
+        target: The `Target`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What the function returns, in the same dtypes, and the `Rewriting`.
+    """
+    graph = tensorflow_internals.new_graph("autocast")
+    with graph.as_default():
+        results = _traced(function, args, kwargs)
+        flat = tf.nest.flatten(results, expand_composites=True)
+        graph.outputs = list(
+            {
+                id(each): each for each in flat if _is_inside(each, graph)
+            }.values()
+        )
+    inputs = [
+        (inside, outside)
+        for outside, inside in tensorflow_internals.captures(graph)
+    ]
+    plan = Planner(
+        target,
+        graph,
+        [(inside, inside.dtype) for inside, _ in inputs],
+        graph.outputs,
+        keeps_all=custom_gradients.are_in(graph),
+    ).plan()
+    outside_of = {id(inside): outside for inside, outside in inputs}
+    frame = Frame("function", written=frozenset(written(plan, outside_of)))
+    values = Emitter(target, plan, frame).run(inputs)
+    new = {
+        id(old): frame.get(value, old.dtype, old.name)
+        if value.dtype != old.dtype
+        else value
+        for old, value in zip(graph.outputs, values, strict=True)
+    }
+    flat = [new.get(id(each), each) for each in flat]
+    results = tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+    return results, Rewriting(target, plan, frame.records)
+
+
+def _traced(function: Callable, args: Any, kwargs: Any) -> Any:
+    """Calls a function with symbolic tensors."""
+    try:
+        return tensorflow_internals.converted(function)(*args, **kwargs)
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        if not _SYMBOLIC.search(str(error)):
+            raise
+        raise TypeError(
+            "`function` must be one that TensorFlow can trace, because its "
+            "graph is what autocast rewrites; take out what needs the values "
+            "of tensors, such as `.numpy()`, `float()` and NumPy's functions, "
+            "or put it into `tf.numpy_function`. Received: function="
+            f"{function!r}, which raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _is_inside(value: Any, graph: Any) -> bool:
+    """Returns whether something is a tensor of a graph."""
+    return (
+        isinstance(value, tf.Tensor)
+        and tf.is_symbolic_tensor(value)
+        and value.graph is graph
+    )

@@ -1,0 +1,144 @@
+"""The operations of a model in 16 bits while it is trained, tested or predicts.
+
+The layers stay float32: `mp.autocast` rewrites what the model's `call` traces.
+Losses and metrics are outside of it, and so in float32.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_mixprec.autocast import AutocastFunction
+from tf_mixprec.autocast import autocast
+from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import cover_method
+from tf_mixprec.training.instance_methods import original_method
+from tf_mixprec.training.sixteen_bits import SixteenBitLayers
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+_STEPS = ("train_step", "test_step", "predict_step")
+_KEPT = "_tf_mixprec_autocast"
+
+
+def checked_dtype(model: Any, dtype: str | None) -> str | None:
+    """Returns the dtype that a model is to be under autocast in.
+
+    Args:
+        model: The model.
+        dtype: `"bfloat16"`, `"float16"`, `"float32"`, `"auto"` or `None`.
+
+    Returns:
+        `"bfloat16"`, `"float16"`, or `None` for no autocast.
+    """
+    if dtype is None:
+        return None
+    function = autocast(lambda: None, dtype)
+    if not isinstance(function, AutocastFunction) or function.is_off:
+        return None
+    if SixteenBitLayers.of(model):
+        raise ValueError(
+            "`autocast` must be given for a model whose layers are float32, "
+            "because layers in 16 bits cast by themselves; leave it out. "
+            f"Received: autocast={dtype!r}, and a model with layers in 16 bits"
+        )
+    return function.dtype
+
+
+class ModelAutocast:
+    """Puts the calls of a model under autocast, while something runs.
+
+    Args:
+        model: The model, in float32.
+        dtype: `"bfloat16"` or `"float16"`.
+    """
+
+    def __init__(self, model: Any, dtype: str):
+        self._model = model
+        self._dtype = dtype
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function during which the model is under autocast.
+
+        Args:
+            function: Any that calls the model.
+        """
+
+        def with_autocast(*args: Any, **kwargs: Any) -> Any:
+            uncover = cover_method(self._model, "call", self._cast)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                uncover()
+
+        return with_autocast
+
+    def _cast(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def cast_call(*args: Any, **kwargs: Any) -> Any:
+            given = tf.nest.flatten((args, kwargs))
+            places = [i for i, each in enumerate(given) if tf.is_tensor(each)]
+
+            def forward(*tensors: Any) -> Any:
+                inside = list(given)
+                for place, tensor in zip(places, tensors, strict=True):
+                    keras_internals.copy_mask(given[place], tensor)
+                    inside[place] = tensor
+                some, named = tf.nest.pack_sequence_as((args, kwargs), inside)
+                outputs = call(*some, **named)
+                masks = [
+                    keras_internals.mask_of(each)
+                    for each in tf.nest.flatten(outputs)
+                ]
+                losses = keras_internals.take_losses(self._model)
+                return outputs, masks, losses
+
+            function = autocast(forward, self._dtype)
+            outputs, masks, losses = function(*[given[i] for i in places])
+            for each, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+                keras_internals.set_mask(each, mask)
+            for loss in losses:
+                self._model.add_loss(loss)
+            return outputs
+
+        return cast_call
+
+
+def put_under_autocast(model: Any, dtype: str) -> None:
+    """Makes `fit`, `evaluate` and `predict` of a model use autocast.
+
+    Until it is compiled anew.
+
+    Args:
+        model: The compiled model.
+        dtype: `"bfloat16"` or `"float16"`.
+    """
+    tracker = keras_internals.loss_tracker(model)
+    scope = ModelAutocast(model, dtype)
+
+    def cover(name: str) -> Callable[[], None]:
+        def replacement(method: Callable[..., Any]) -> Callable[..., Any]:
+            under = scope.around(method)
+
+            @functools.wraps(method)
+            def step(*args: Any, **kwargs: Any) -> Any:
+                is_current = keras_internals.loss_tracker(model) is tracker
+                return (under if is_current else method)(*args, **kwargs)
+
+            step._tf_mixprec_original = original_method(  # type: ignore[attr-defined]
+                model, name
+            )
+            return step
+
+        return cover_method(model, name, replacement)
+
+    vars(model)[_KEPT] = [cover(name) for name in _STEPS]
+
+
+def take_from_autocast(model: Any) -> None:
+    """Gives a model back the steps that `put_under_autocast` covered."""
+    for uncover in vars(model).pop(_KEPT, []):
+        uncover()
