@@ -12,6 +12,8 @@ import pytest
 
 import tf_mixprec as mp
 from tf_mixprec import numerics
+from tf_mixprec.autocast import regions
+from tf_mixprec.autocast import report as autocast_report
 from tf_mixprec.loss_scale import presets
 from tf_mixprec.numerics import casting
 from tf_mixprec.numerics import finite
@@ -50,7 +52,8 @@ def parameters(value):
 
 
 @pytest.mark.parametrize(
-    "module", [mp, mp.callbacks, mp.layers, mp.presets, mp.rules, numerics]
+    "module",
+    [mp, mp.callbacks, mp.layers, mp.op_lists, mp.presets, mp.rules, numerics],
 )
 def test_all_is_sorted_and_importable(module):
     assert module.__all__ == sorted(module.__all__)
@@ -87,6 +90,8 @@ def test_docstring_has_arguments_and_an_example(value):
         mp.SharedLossScale,
         mp.StaticLossScale,
         mp.TrainStep,
+        mp.autocast,
+        mp.autocast_report,
         mp.fit,
         mp.wrap,
     ],
@@ -132,6 +137,10 @@ def test_what_holds_config_is_serializable(make):
     [
         casting,
         finite,
+        mp.autocast,
+        autocast_report,
+        mp.op_lists,
+        regions,
         mp.loss_scale.rule,
         mp.loss_scale.state,
         mp.loss_scale.update,

@@ -93,7 +93,7 @@ class Emitter:
         op = each.op
         before = [self.ops[c] for c in op.control_inputs if c in self.ops]
         with _placed(op, before):
-            if op.type in planning.CALLS:
+            if planning.is_call(op):
                 outputs = self._call(each)
             elif op.type in planning.BRANCHES:
                 outputs = self._branches(each)
@@ -122,7 +122,9 @@ class Emitter:
         """
         op = each.op
         if each.is_low:
-            override = override or wide_sums.gradient_name(op.type)
+            override = override or wide_sums.gradient_name(
+                op.type, self.target.low
+            )
         attributes = {
             name: value
             for name, value in op.node_def.attr.items()

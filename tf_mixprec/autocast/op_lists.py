@@ -25,6 +25,8 @@ from tf_mixprec.autocast import tensorflow_internals
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
+__all__ = ["DEFAULT", "OpLists"]
+
 LOW = "low"
 FULL = "full"
 WIDEST = "widest"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import keras
 
 from tf_mixprec.autocast import op_lists
+from tf_mixprec.autocast import tensorflow_internals
 from tf_mixprec.autocast.signature import TypeKey
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 # TensorFlow 1's, which only graphs without functions have.
@@ -97,13 +99,29 @@ class Target:
     device: str
 
 
+@functools.cache
+def _is_function(op_type: str) -> bool:
+    """Returns whether a type of traced ops is the name of a function."""
+    return not tensorflow_internals.op_exists(op_type)
+
+
+def is_call(op: tf.Operation) -> bool:
+    """Returns whether an op calls a function, and does no more.
+
+    TensorFlow 1's calls have the name of the function for a type.
+    """
+    return op.type in _CALLS or _is_function(op.type)
+
+
 def function_names(op: tf.Operation) -> list[str]:
     """Returns the names of the functions of an op of control flow.
 
     Those of both branches, of a loop's condition and its body, in this order.
     """
-    if op.type in CALLS:
+    if op.type in _CALLS:
         return [op.get_attr("f").name]
+    if is_call(op):
+        return [op.type]
     if op.type in LOOPS:
         return [op.get_attr("cond").name, op.get_attr("body").name]
     if op.type in ("If", "StatelessIf"):

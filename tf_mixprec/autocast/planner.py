@@ -18,7 +18,6 @@ from tf_mixprec.autocast.op_order import in_order
 from tf_mixprec.autocast.op_order import needed_ops
 from tf_mixprec.autocast.plan import AS_WRITTEN
 from tf_mixprec.autocast.plan import BRANCHES
-from tf_mixprec.autocast.plan import CALLS
 from tf_mixprec.autocast.plan import CONTROL_FLOW
 from tf_mixprec.autocast.plan import LOOPS
 from tf_mixprec.autocast.plan import OLD_CONTROL_FLOW
@@ -29,6 +28,7 @@ from tf_mixprec.autocast.plan import OpPlan
 from tf_mixprec.autocast.plan import Target
 from tf_mixprec.autocast.plan import function_names
 from tf_mixprec.autocast.plan import invariants
+from tf_mixprec.autocast.plan import is_call
 from tf_mixprec.autocast.signature import Signature
 from tf_mixprec.autocast.signature import TypeKey
 from tf_mixprec.autocast.signature import signature_of
@@ -130,13 +130,12 @@ class Planner:
                 "`tf.compat.v1.disable_control_flow_v2`. Received: "
                 f"op={op.name!r} of type {op.type!r}"
             )
-        for types, method in (
-            (CALLS, self._plan_call),
-            (BRANCHES, self._plan_branches),
-            (LOOPS, self._plan_loop),
-        ):
-            if op.type in types:
-                return method(op, off)
+        if is_call(op):
+            return self._plan_call(op, off)
+        if op.type in BRANCHES:
+            return self._plan_branches(op, off)
+        if op.type in LOOPS:
+            return self._plan_loop(op, off)
         if not any(each.dtype == tf.float32 for each in op.inputs):
             return self._as_it_is(op, SOURCE, "no float32 comes in")
         if off:

@@ -54,6 +54,17 @@ class AutocastReport:
         decisions: One entry for each op that computes with floats.
         casts: The casts that were put in, in the order of the ops.
         islands: The groups of ops in float32 that 16-bit values enter.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import tf_mixprec as mp
+    >>> function = mp.autocast(lambda x: tf.exp(tf.matmul(x, x)), "bfloat16")
+    >>> report = mp.autocast_report(function, tf.ones((2, 2)))
+    >>> [(each.op_type, each.reason) for each in report.decisions]
+    [('MatMul', 'in the list of low ops'), ('Exp', 'in the list of full ops')]
+    >>> [each.cause for each in report.islands]
+    ['Exp']
     """
 
     dtype: str

@@ -26,15 +26,28 @@ _GRADIENTS = {
 }
 
 
-def gradient_name(op_type: str) -> str:
-    """Returns the name of the gradient of a 16-bit op; empty for its own."""
+def gradient_name(op_type: str, low: tf.DType) -> str:
+    """Returns the name of the gradient of a 16-bit op; empty for its own.
+
+    Args:
+        op_type: Type of the op.
+        low: The 16-bit dtype.
+    """
+    if op_type == "BiasAdd" and low == tf.float16:
+        return ""  # that kernel is right
     return _GRADIENTS.get(op_type, "")
 
 
 def _of_bias_add(op: tf.Operation, gradient: Any) -> list[Any]:
-    # `Sum` adds up in float32 what it returns in 16 bits.
+    layout = op.get_attr("data_format")
     rank = op.inputs[0].shape.rank
-    channel = 1 if op.get_attr("data_format") == b"NCHW" else rank - 1
+    if rank is None:
+        total = tf.raw_ops.BiasAddGrad(
+            out_backprop=tf.cast(gradient, tf.float32), data_format=layout
+        )
+        return [gradient, tf.cast(total, gradient.dtype)]
+    # `Sum` adds up bfloat16 in float32, without a copy in float32.
+    channel = 1 if layout == b"NCHW" else rank - 1
     axes = [axis for axis in range(rank) if axis != channel]
     return [gradient, tf.reduce_sum(gradient, axes)]
 
