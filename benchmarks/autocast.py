@@ -164,13 +164,23 @@ def rows(einsum: bool, rounds: int) -> Iterator[dict[str, Any]]:
         }
 
 
+TRACED: dict[str, Callable] = {
+    BASELINE: VARIANTS[BASELINE],
+    "float32, tf.function": tf.function,
+    "autocast": VARIANTS["autocast"],
+}
+
+
 def trace_times(rounds: int) -> dict[str, list[float]]:
-    """Returns how long it takes to trace the step, in milliseconds."""
+    """Returns how long it takes to trace the step, in milliseconds.
+
+    Also with the loss in a `tf.function` of its own, as it is in autocast.
+    """
     x, y = data()
-    times: dict[str, list[float]] = {BASELINE: [], "autocast": []}
+    times: dict[str, list[float]] = {variant: [] for variant in TRACED}
     for _ in range(rounds):
         for variant, some in times.items():
-            step = make_step(False, VARIANTS[variant])
+            step = make_step(False, TRACED[variant])
             start = time.perf_counter()
             step.get_concrete_function(x, y)
             some.append((time.perf_counter() - start) * 1000)
@@ -196,9 +206,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             figures.append(row)
     times = trace_times(max(5, arguments.rounds // 4))
-    ratio = Ratio.of(times["autocast"], times[BASELINE])
-    print(f"trace   autocast               {ratio}")
-    figures.append({"variant": "trace", **dataclasses.asdict(ratio)})
+    for variant in TRACED:
+        ratio = Ratio.of(times[variant], times[BASELINE])
+        print(f"{'trace':<8}{variant:<22}", ratio)
+        figures.append(
+            {
+                "attention": "trace",
+                "variant": variant,
+                **dataclasses.asdict(ratio),
+            }
+        )
     if arguments.json:
         write_json(arguments.json, figures)
 

@@ -98,3 +98,21 @@ def test_benchmark_of_master_weights(monkeypatch, capsys, tmp_path):
             assert lost == 1.0 - figure["exact"]
         elif figure["variant"] != "stochastic":
             assert lost == 0.0
+
+
+@pytest.mark.slow
+def test_benchmark_of_autocast(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = load(ROOT / "benchmarks/autocast.py")
+    for name in ("BATCH", "STEPS", "HEADS", "BLOCKS"):
+        monkeypatch.setattr(benchmark, name, 2)
+    monkeypatch.setattr(benchmark, "WIDTH", 8)
+    file = tmp_path / "figures.json"
+    benchmark.main(["--rounds", "2", "--json", str(file)])
+    assert "einsum  autocast" in capsys.readouterr().out
+    figures = json.loads(file.read_text())["figures"]
+    assert [f["variant"] for f in figures] == (
+        2 * [*benchmark.VARIANTS] + [*benchmark.TRACED]
+    )
+    for figure in figures:
+        assert figure["minimum"] <= figure["median"] <= figure["maximum"]

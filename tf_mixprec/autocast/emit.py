@@ -248,7 +248,7 @@ class Emitter:
             [values[i] for i in carried],
             shape_invariants=[body.graph.inputs[i].shape for i in carried],
             parallel_iterations=op.get_attr("parallel_iterations"),
-            maximum_iterations=self._limit(op, body.graph),
+            maximum_iterations=self._limit(op, condition.graph),
             name=op.name,
         )
         outputs = list(values)
@@ -256,15 +256,23 @@ class Emitter:
             outputs[index] = value
         return outputs
 
-    def _limit(self, op: tf.Operation, body: Any) -> Any:
+    def _limit(self, op: tf.Operation, condition: Any) -> Any:
         """Returns the largest number of turns of a loop; `None` for none.
 
-        `tf.while_loop` keeps it in the second place.
+        `tf.while_loop` keeps it in the second place, whether there is one or
+        not, and where there is one asks for it in the condition.
         """
-        if "maximum_iterations" not in body.inputs[1].op.name:
+        if _compares(condition, 0, 1):
+            return self.value(op.inputs[1])
+        if not _compares(condition, 0, 2):
             return None
-        limit = tf.get_static_value(op.inputs[1])
-        return None if limit == -1 else self.value(op.inputs[1])
+        # The gradient of a loop: it makes as many turns as that did, and has
+        # its limit for XLA, -1 for none.
+        given = self.value(op.inputs[1])
+        known = tf.get_static_value(given)
+        if known is not None:
+            return None if known < 0 else known
+        return tf.where(given < 0, given.dtype.max, given)
 
     def _gradient(
         self, graph: Any, inputs: list[tuple[Any, Any]]
@@ -278,6 +286,17 @@ class Emitter:
             keeps_all=True,
         ).plan()
         return Emitter(self.target, plan, Frame("function"), self).run(inputs)
+
+
+def _compares(condition: Any, turn: int, limit: int) -> bool:
+    """Returns whether a loop's condition asks if one input is below another."""
+    inputs = condition.inputs
+    return len(inputs) > limit and any(
+        user.type == "Less"
+        and user.inputs[0] is inputs[turn]
+        and user.inputs[1] is inputs[limit]
+        for user in inputs[turn].consumers()
+    )
 
 
 def _is_of(tensor: Any, graph: Any) -> bool:
