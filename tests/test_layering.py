@@ -25,6 +25,7 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = ("numerics", "loss_scale")
 KNOW_TENSORFLOW = (
+    "numerics/rounded_outside.py",
     "autocast/autocast.py",
     "autocast/casts.py",
     "autocast/custom_gradients.py",

@@ -126,3 +126,50 @@ def test_convert_takes_it_and_gives_that_of_keras_back(tmp_path):
     back = mp.convert(loaded, "float32")
     assert type(back.layers[0]) is keras.layers.LSTM
     np.testing.assert_array_equal(back(inputs()), model(inputs()))
+
+
+def test_the_recurrent_kernel_is_cast_outside_of_the_loop():
+    ours, _ = pair()
+    function = tf.function(lambda x: ours(x))
+    graph = function.get_concrete_function(
+        tf.TensorSpec((3, None, 5), tf.float32)
+    ).graph
+    (loop,) = (op for op in graph.get_operations() if "While" in op.type)
+    name = loop.get_attr("body").name
+    (body,) = (
+        f
+        for f in graph.as_graph_def().library.function
+        if f.signature.name == name
+    )
+    kinds = [node.op for node in body.node_def]
+    assert kinds.count("MatMul") == 1
+    assert "Cast" not in kinds
+
+
+def test_the_recurrent_gradient_is_summed_in_float32_over_many_steps():
+    """Equal terms, which a sum in bfloat16 would stop to grow by at 256."""
+    layer = LSTM(
+        1,
+        activation="linear",
+        recurrent_activation="linear",
+        kernel_initializer="zeros",
+        recurrent_initializer="zeros",
+        bias_initializer="ones",
+        unit_forget_bias=False,
+        return_sequences=True,
+        dtype="mixed_bfloat16",
+    )
+    steps = 1024
+    x = tf.zeros((1, steps, 1))
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(layer(x), tf.float32))
+        return tape.gradient(loss, layer.cell.recurrent_kernel.value)
+
+    layer.build(x.shape)
+    layer.cell.bias.assign([1.0, 0.0, 1.0, 1.0])  # forgets all: hidden is 1
+    found = np.asarray(gradient())[0]
+    # Of take, new and out: hidden before is 1, but for the first step.
+    np.testing.assert_allclose(found[[0, 2, 3]], steps - 1, rtol=2**-8)

@@ -10,12 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_mixprec.numerics import rounded_outside
+
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 # Constants up to this size are rounded while the graph is built.
 _FOLDED_SIZE = 1024
-_GRADIENT = "TfMixprecRoundedOutside"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +52,6 @@ class CastRecord:
         )
         text = f"{self.tensor}: {self.source} to {self.target}, {size}"
         return f"{text}, in each turn of a loop" if self.looped else text
-
-
-def _gradient_of_rounded_outside(
-    op: tf.Operation, rounded: tf.Tensor, _: Any
-) -> list[Any]:
-    """Sends the gradient of the rounded value to the one before rounding."""
-    return [None, tf.cast(rounded, op.inputs[1].dtype)]
-
-
-if keras.backend.backend() == "tensorflow":
-    tf.RegisterGradient(_GRADIENT)(_gradient_of_rounded_outside)
 
 
 class Frame:
@@ -161,19 +151,12 @@ class Frame:
     def _rounded_outside(
         self, tensor: Any, dtype: tf.DType, name: str
     ) -> tf.Tensor:
-        """Returns a 16-bit value from outside of a loop.
-
-        Its bits come in as integers, which have no gradient; the gradient
-        goes to the float32 value beside them.
-        """
+        """Returns a 16-bit value from outside of a loop."""
         found = self._known(tensor, dtype)
         if found is None:
             bits = self.bits(tensor, dtype, name)
             wide = self._from_parent(tensor, tf.float32, name)
-            rounded = tf.bitcast(bits, dtype)
-            overridden = {"IdentityN": _GRADIENT}
-            with self.graph.gradient_override_map(overridden):
-                found = tf.identity_n([rounded, wide])[0]
+            found = rounded_outside.from_bits(bits, wide, dtype)
             self._done[id(tensor), dtype] = (tensor, found)
         return found
 
@@ -187,7 +170,7 @@ class Frame:
         found = self._known(tensor, key)
         if found is None:
             rounded = self.get(tensor, dtype, name)
-            found = tf.bitcast(tf.stop_gradient(rounded), tf.uint16)
+            found = rounded_outside.bits_of(rounded)
             self._done[id(tensor), key] = (tensor, found)
         return found
 

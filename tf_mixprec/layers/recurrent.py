@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tf_mixprec._typing import Tensor
+from tf_mixprec.numerics import rounded_outside
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import hardware
 
@@ -17,7 +18,8 @@ class LSTM(keras.layers.LSTM):
     """An LSTM that multiplies all time steps with its kernel at once.
 
     In the loop there is one matrix product a step and not two, and the kernel's
-    gradient is summed in one product, and not in 16 bits step by step. Does so
+    gradient is summed in one product, and not in 16 bits step by step. The
+    recurrent kernel is cast once, and its gradient summed in float32. Does so
     in 16 bits on TensorFlow without a GPU (which has cuDNN's) and without
     dropout; else it is Keras's. Takes the arguments of `keras.layers.LSTM`.
     """
@@ -37,6 +39,8 @@ class LSTM(keras.layers.LSTM):
         steps = sequences.shape[1]
         shape = (-1, ops.shape(sequences)[1] if steps is None else steps, gates)
         projected = ops.reshape(ops.matmul(flat, self.cell.kernel), shape)
+        if self.cell.use_bias:
+            projected = ops.add(projected, self.cell.bias)
         with _taking_projected(self.cell):
             return super().inner_loop(projected, initial_state, mask, training)
 
@@ -53,15 +57,20 @@ class LSTM(keras.layers.LSTM):
 
 @contextlib.contextmanager
 def _taking_projected(cell: Any) -> Iterator[None]:
-    """Makes a cell take inputs that are multiplied by its kernel already."""
+    """Makes a cell take inputs that are multiplied by its kernel already.
+
+    And that have the bias. The recurrent kernel is rounded once.
+    """
+    rounded = ops.convert_to_tensor(cell.recurrent_kernel)
+    bits = rounded_outside.bits_of(rounded)
+    wide = ops.cast(rounded, "float32")  # what its gradient is summed in
 
     def call(
         inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         hidden, carry = states
-        z = ops.add(inputs, ops.matmul(hidden, cell.recurrent_kernel))
-        if cell.use_bias:
-            z = ops.add(z, cell.bias)
+        kernel = rounded_outside.from_bits(bits, wide, rounded.dtype)
+        z = ops.add(inputs, ops.matmul(hidden, kernel))
         take, keep, new, out = ops.split(z, 4, axis=1)
         gate = cell.recurrent_activation
         carry = gate(keep) * carry + gate(take) * cell.activation(new)
