@@ -27,6 +27,7 @@ PURE = ("numerics", "loss_scale")
 KNOW_TENSORFLOW = (
     "numerics/rounded_outside.py",
     "autocast/autocast.py",
+    "autocast/broadcasting.py",
     "autocast/casts.py",
     "autocast/custom_gradients.py",
     "autocast/emit.py",

@@ -1,6 +1,9 @@
 """What `mp.autocast` takes, and how what it returns is called."""
 
+import gc
 import inspect
+import re
+import weakref
 
 import keras
 import numpy as np
@@ -179,6 +182,50 @@ def test_it_is_saved_within_a_tf_function(tmp_path):
     np.testing.assert_array_equal(loaded.call(X), expected)
 
 
+def test_objects_with_methods_under_autocast_are_let_go():
+    class Layer(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight(8, 8)
+
+        @mp.autocast(dtype="bfloat16")
+        def call(self, x):
+            return tf.matmul(x, self.weight)
+
+    layers = [Layer() for _ in range(3)]
+    references = [weakref.ref(layer) for layer in layers]
+    for layer in layers:
+        layer.call(X)
+    method = layers[0].call  # keeps its object
+    del layers, layer
+    gc.collect()
+    assert [r() is not None for r in references] == [True, False, False]
+    assert method(X).shape == (4, 8)
+
+
+def test_a_method_of_an_object_that_has_no_hash():
+    class Pair(tf.experimental.ExtensionType):
+        first: tf.Tensor
+
+        @mp.autocast(dtype="bfloat16")
+        def product(self, x):
+            return tf.matmul(x, self.first)
+
+    assert is_rounded(Pair(weight(8, 8)).product(X))
+
+
+def test_functions_that_run_eagerly_to_be_debugged():
+    function = mp.autocast(product, "bfloat16")
+    function(X)
+    tf.config.run_functions_eagerly(True)
+    try:
+        np.testing.assert_array_equal(function(X), product(X))
+        np.testing.assert_array_equal(tf.function(function)(X), product(X))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert is_rounded(function(X))
+
+
 # Off, nested, and parts in full precision
 
 
@@ -264,6 +311,44 @@ def test_a_mask_of_minus_infinity_stays_finite_in_float16():
     )
 
 
+def test_an_array_of_constants_is_not_rounded():
+    positions = tf.constant([1000.0, 1001.0, 1002.0, 1003.0])
+    w = weight(8, 4)
+    function = mp.autocast(
+        lambda x: tf.matmul(x, w) * 0 + positions, "bfloat16"
+    )
+    np.testing.assert_array_equal(function(X)[0], positions)
+    halves = tf.constant([0.5, 1.0, -2.0, 0.0])  # these are of 16 bits
+    function = mp.autocast(lambda x: tf.matmul(x, w) + halves, "bfloat16")
+    assert is_rounded(function(X))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_what_is_repeated_over_many_rows(dtype):
+    """Sums of 5,000 equal terms, which float16 kernels stop at 2048."""
+    rows, w = 5000, tf.Variable(tf.ones((4, 2)))
+    bias, gain, row = (
+        tf.Variable(v) for v in (tf.zeros(2), tf.ones(2), tf.ones((1, 2)))
+    )
+
+    def function(x):
+        y = tf.matmul(x, w) / 4
+        z = tf.tile(tf.matmul(tf.matmul(row, tf.eye(2)), tf.eye(2)), [rows, 1])
+        return (
+            tf.reduce_sum(y + bias),
+            tf.reduce_sum(y * gain),
+            tf.reduce_sum(z),
+        )
+
+    with tf.GradientTape() as tape:
+        losses = mp.autocast(function, dtype)(tf.ones((rows, 4)))
+        loss = tf.add_n(losses)
+    for gradient in tape.gradient(loss, [bias, gain, row]):
+        np.testing.assert_allclose(
+            gradient, tf.fill(gradient.shape, 5e3), 2**-8
+        )
+
+
 def test_a_large_constant_is_no_infinity():
     function = mp.autocast(
         lambda x: tf.where(x > 0, product(x[:, :4]), tf.float32.min),
@@ -319,6 +404,38 @@ def test_a_dtype_that_is_no_16_bit_float(dtype):
         mp.autocast(product, dtype)
 
 
+def test_a_with_statement():
+    with (
+        pytest.raises(TypeError, match="make a function of the block"),
+        mp.autocast(dtype="bfloat16"),
+    ):
+        pass
+    with pytest.raises(TypeError, match="a dtype goes into `dtype=`"):
+        mp.autocast("bfloat16")
+
+
+def test_what_is_no_function():
+    class Layer:
+        pass
+
+    async def function(x):
+        return x
+
+    for wrong in (Layer, function):
+        with pytest.raises(TypeError, match="must be a function that"):
+            mp.autocast(wrong)
+
+
+def test_what_is_printed():
+    assert repr(mp.autocast(product, "bfloat16")) == (
+        "<AutocastFunction product in bfloat16>"
+    )
+    assert re.fullmatch(
+        r"OpLists\(\d+ low, \d+ full, \d+ widest, \d+ neutral\)",
+        repr(mp.op_lists.DEFAULT),
+    )
+
+
 def test_a_dtype_that_is_no_string():
     with pytest.raises(TypeError, match='string such as "bfloat16"'):
         mp.autocast(product, tf.bfloat16)
@@ -336,6 +453,10 @@ def test_an_unknown_op():
         mp.op_lists.DEFAULT.full(tf.matmul)
     with pytest.raises(ValueError, match="category must be one of"):
         mp.op_lists.OpLists({"MatMul": "lower"})
+    with pytest.raises(ValueError, match="Received: 'Nope'"):
+        mp.autocast(product, lists=mp.op_lists.OpLists({"Nope": "low"}))
+    with pytest.raises(ValueError, match="the lists that there are"):
+        mp.op_lists.DEFAULT.names("lower")
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,49 @@ def test_a_function_without_autocast():
             report()
     else:
         assert ("MatMul", report().dtype) in report().census
-    off = mp.autocast(make_network(), "float32")
-    if mp.recommended_policy().policy.compute_dtype != "float32":
-        kinds = {d.kind for d in mp.autocast_report(off, X).decisions}
-        assert kinds == {"as written", "source"}
+    with pytest.raises(ValueError, match="Autocast must be on"):
+        mp.autocast_report(mp.autocast(make_network(), "float32"), X)
+
+
+def test_a_step_that_calls_functions_under_autocast():
+    network = mp.autocast(make_network(), "bfloat16")
+    inner = mp.autocast_report(network, X)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = network(x)
+        return tape.gradient(loss, tape.watched_variables())
+
+    report = mp.autocast_report(mp.autocast(step, "bfloat16"), X)
+    products = [d for d in report.decisions if d.op_type == "MatMul"]
+    reasons = {d.reason for d in products}
+    assert "in the list of low ops" in reasons
+    assert {c.size for c in inner.casts} <= {c.size for c in report.casts}
+    assert any(each.cause_type == "Softmax" for each in report.islands)
+
+
+def test_a_method():
+    class Network(tf.Module):
+        @mp.autocast(dtype="bfloat16")
+        def call(self, x):
+            return tf.matmul(x, x, transpose_b=True)
+
+    report = mp.autocast_report(Network().call, X)
+    assert report.census == {("MatMul", "bfloat16"): 1}
+
+
+def test_many_casts_are_not_all_printed():
+    weights = [tf.Variable(tf.eye(8)) for _ in range(30)]
+
+    def function(x):
+        for weight in weights:
+            x = tf.matmul(x, weight)
+        return x
+
+    report = report_of(function, X)
+    assert len(report.casts) == 32
+    assert "and 12 more, in `report.casts`" in str(report)
 
 
 def test_the_table():

@@ -243,8 +243,19 @@ def test_layers_in_16_bits_are_refused():
 
 def test_a_wrong_dtype_is_refused():
     model = keras.Sequential([keras.Input((8,)), layers.Dense(CLASSES)])
-    with pytest.raises(ValueError, match="16-bit float.*dtype='int8'"):
-        mp.compile(model, "sgd", "mse", autocast="int8")
+    for wrong in ("int8", True):
+        with pytest.raises(ValueError, match="None for no autocast"):
+            mp.compile(model, "sgd", "mse", autocast=wrong)
+
+
+def test_layers_that_ask_other_replicas_are_refused():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((8,)), layers.BatchNormalization(synchronized=True)]
+        )
+        with pytest.raises(ValueError, match="synchronized=False"):
+            mp.compile(model, "sgd", "mse", autocast="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])

@@ -15,6 +15,7 @@ from tf_mixprec.autocast import op_lists
 from tf_mixprec.autocast import regions
 from tf_mixprec.autocast.plan import Target
 from tf_mixprec.autocast.rewrite import Rewriting
+from tf_mixprec.autocast.rewrite import rewriting_of
 from tf_mixprec.autocast.rewrite import rewritten
 from tf_mixprec.policies import recommended_policy
 
@@ -52,9 +53,10 @@ class AutocastFunction:
         self._bound: weakref.WeakKeyDictionary[Any, AutocastFunction] = (
             weakref.WeakKeyDictionary()
         )
-        self._rewritings: weakref.WeakKeyDictionary[Any, Rewriting] = (
-            weakref.WeakKeyDictionary()
-        )
+
+    def __repr__(self) -> str:
+        name = getattr(self.python_function, "__name__", self.python_function)
+        return f"<AutocastFunction {name} in {self._dtype}>"
 
     @functools.cached_property
     def dtype(self) -> str:
@@ -71,15 +73,10 @@ class AutocastFunction:
         )
 
         def autocast_function(*args: Any, **kwargs: Any) -> Any:
-            results, rewriting = rewritten(
-                self.python_function, target, args, kwargs
-            )
-            self._rewritings[tf.compat.v1.get_default_graph()] = rewriting
-            return results
+            return rewritten(self.python_function, target, args, kwargs)
 
-        autocast_function.__name__ = getattr(
-            self.python_function, "__name__", "autocast"
-        )
+        name = getattr(self.python_function, "__name__", "autocast")
+        autocast_function.__name__ = autocast_function.__qualname__ = name
         autocast_function.__signature__ = _signature(  # type: ignore[attr-defined]
             self.python_function
         )
@@ -102,24 +99,27 @@ class AutocastFunction:
         """
         # An autocast around this one leaves what it has decided.
         with regions.as_written():
-            if self.is_off:
+            # Functions run eagerly to be debugged, and then have no graph.
+            if self.is_off or tf.config.functions_run_eagerly():
                 return self.python_function(*args, **kwargs)
             return self._traced(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds a method to its object."""
+        """Binds a method to its object, which it does not keep alive."""
         if instance is None:
             return self
-        bound = self._bound.get(instance)
+        try:
+            bound = self._bound.get(instance)
+        except TypeError:  # not hashable
+            return functools.partial(self, instance)
         if bound is None:
-            bound = AutocastFunction(
-                self.python_function.__get__(instance, owner),
+            bound = self._bound[instance] = AutocastFunction(
+                _weakly_bound(self.python_function, instance, owner),
                 self._dtype,
                 self.lists,
                 self.input_signature,
             )
-            self._bound[instance] = bound
-        return bound
+        return BoundAutocastFunction(bound, instance)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the `ConcreteFunction` for some arguments.
@@ -142,7 +142,73 @@ class AutocastFunction:
     def rewriting(self, *args: Any, **kwargs: Any) -> Rewriting:
         """Returns what is done to the function for some arguments."""
         concrete = self.get_concrete_function(*args, **kwargs)
-        return self._rewritings[concrete.graph]
+        found = rewriting_of(concrete.graph)
+        assert found is not None  # noqa: S101  it was traced
+        return found
+
+
+class BoundAutocastFunction:
+    """A method under autocast, of an object that it keeps alive.
+
+    It is otherwise the `AutocastFunction` of that object.
+
+    Args:
+        function: The `AutocastFunction`.
+        instance: The object.
+    """
+
+    def __init__(self, function: AutocastFunction, instance: Any) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._instance = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method."""
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+class _Decorator:
+    """`mp.autocast` without a function yet.
+
+    Args:
+        options: Its arguments.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def __call__(self, function: Callable) -> Any:
+        """Returns the function under autocast."""
+        return autocast(function, **self._options)
+
+    def __enter__(self) -> None:
+        raise TypeError(
+            "`mp.autocast` must be given a function, because it rewrites what "
+            "that traces, and a block of code is not traced; make a function "
+            "of the block, and decorate it with `@mp.autocast(...)`. Received: "
+            "a `with` statement"
+        )
+
+    def __exit__(self, *_: Any) -> None:
+        """Is never reached; `with` asks for it."""
+
+
+def _weakly_bound(function: Callable, instance: Any, owner: Any) -> Callable:
+    """Returns a method that does not keep its object alive."""
+    reference = weakref.ref(instance)
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function.__get__(reference(), owner)(*args, **kwargs)
+
+    method.__signature__ = _signature(  # type: ignore[attr-defined]
+        function.__get__(instance, owner)
+    )
+    del method.__wrapped__
+    return method
 
 
 def autocast(
@@ -176,11 +242,15 @@ def autocast(
       front of loops; its gradient is summed over the turns in float32.
     - What a loop carries from turn to turn, and elements of a `TensorArray`,
       are float32.
-    - A constant that would leave the range of 16 bits makes what it is added
-      to float32.
+    - A constant that 16 bits do not hold makes what it is added to float32: a
+      scalar that would become infinite or 0, an array that would be rounded.
+    - `tf.cast(x, tf.float32)` is nothing in a function in float32, and so does
+      not make anything float32; `mp.full_precision` does.
     - The functions of `tf.custom_gradient` are rewritten as well.
 
-    It is also a decorator, with or without arguments, of methods too.
+    It is also a decorator, with or without arguments, of methods too. To be
+    saved with a `tf.Module` it needs a `tf.function` around it. Where functions
+    run eagerly (`tf.config.run_functions_eagerly`) it is the function itself.
 
     Args:
         function: A Python function, a `tf.function` or a Keras model.
@@ -199,7 +269,8 @@ def autocast(
     Raises:
         TypeError: If `function` cannot be called, or if `dtype` is no string
             or `lists` no `OpLists`.
-        ValueError: If `dtype` is none of these.
+        ValueError: If `dtype` is none of these, or if an op in `lists` is
+            unknown.
         RuntimeError: If the Keras backend is not TensorFlow.
 
     Example:
@@ -226,12 +297,14 @@ def autocast(
             "its methods `low`, `full`, `widest` and `neutral`. Received: "
             f"lists={lists!r}"
         )
+    op_lists.check_ops(lists)
     if function is None:
-        return functools.partial(
-            autocast,
-            dtype=dtype,
-            lists=lists,
-            input_signature=input_signature,
+        return _Decorator(
+            {
+                "dtype": dtype,
+                "lists": lists,
+                "input_signature": input_signature,
+            }
         )
     regions.check_callable(function)
     if input_signature is None:

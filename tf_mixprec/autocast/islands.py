@@ -43,7 +43,7 @@ class Island:
 def islands_of(
     plan: GraphPlan, low: tf.DType, prefix: str = ""
 ) -> Iterator[Island]:
-    """Yields the islands of a graph and of the functions that it calls.
+    """Yields the islands of a graph.
 
     Args:
         plan: The plan of the graph.
@@ -61,9 +61,6 @@ def islands_of(
                 cause.reason,
                 len(group) == 1 and _is_cast_down(plan, cause, low),
             )
-    for each in plan.ops:
-        for graph in each.graphs:
-            yield from islands_of(graph, low, f"{prefix}{each.op.name}/")
 
 
 def _takes(plan: GraphPlan, each: OpPlan, low: tf.DType) -> bool:

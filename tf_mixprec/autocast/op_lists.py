@@ -52,7 +52,8 @@ class OpLists:
             `"neutral"`.
 
     Raises:
-        ValueError: If an op or a category is unknown.
+        ValueError: If there is no such list; `mp.autocast` raises one for an op
+            that TensorFlow does not have.
 
     Example:
 
@@ -66,12 +67,12 @@ class OpLists:
 
     def __post_init__(self) -> None:
         for category in set(self.categories.values()):
-            if category not in CATEGORIES:
-                raise ValueError(
-                    f"A category must be one of {CATEGORIES}. Received: "
-                    f"{category!r}"
-                )
+            _check_category(category)
         object.__setattr__(self, "categories", dict(self.categories))
+
+    def __repr__(self) -> str:
+        counts = [f"{len(self.names(each))} {each}" for each in CATEGORIES]
+        return f"OpLists({', '.join(counts)})"
 
     def __hash__(self) -> int:
         return hash(frozenset(self.categories.items()))
@@ -89,7 +90,11 @@ class OpLists:
 
         Args:
             category: `"low"`, `"full"`, `"widest"` or `"neutral"`.
+
+        Raises:
+            ValueError: If there is no such list.
         """
+        _check_category(category)
         return tuple(
             sorted(k for k, v in self.categories.items() if v == category)
         )
@@ -155,6 +160,27 @@ class OpLists:
     def _with(self, category: str, ops: Any) -> OpLists:
         _check(ops)
         return OpLists({**self.categories, **dict.fromkeys(ops, category)})
+
+
+def check_ops(lists: OpLists) -> None:
+    """Rejects lists with names that are none of an op.
+
+    Args:
+        lists: The lists.
+    """
+    # Those of `DEFAULT` may be of another version of TensorFlow.
+    _check(
+        [each for each in lists.categories if DEFAULT.category(each) is None]
+    )
+
+
+def _check_category(category: Any) -> None:
+    """Rejects what is not the name of a list."""
+    if category not in CATEGORIES:
+        raise ValueError(
+            f"A category must be one of {CATEGORIES}, the lists that there "
+            f"are. Received: {category!r}"
+        )
 
 
 def _check(ops: Any) -> None:

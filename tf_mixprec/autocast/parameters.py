@@ -6,6 +6,7 @@ Where they meet computed values they follow these, as a scalar does in NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import ml_dtypes
@@ -35,6 +36,7 @@ _KEEP_PARAMETERS = frozenset(
         "Tile",
     ]
 )
+_SMALL = 1 << 20  # elements of a constant that is looked at
 _SOURCES = frozenset(("ReadVariableOp", "Const", "ZerosLike", "OnesLike"))
 
 
@@ -57,18 +59,50 @@ def makes_parameters(
     )
 
 
-def in_range(tensor: tf.Tensor, low: tf.DType) -> bool:
-    """Returns whether a constant keeps its size in 16 bits.
+def fits(tensor: tf.Tensor, low: tf.DType) -> bool:
+    """Returns whether a parameter may be rounded to 16 bits.
 
-    It does unless a finite value becomes infinite, or another than 0 becomes
-    subnormal or 0. Of what is not a constant nothing is known.
+    A scalar may, as a number in Python does, if it keeps its size: not if a
+    finite value becomes infinite, or another than 0 becomes subnormal or 0. An
+    array may if each of its values is one of 16 bits. A variable may.
+
+    Args:
+        tensor: A parameter.
+        low: The 16-bit dtype.
     """
     value = tf.get_static_value(tensor)
-    if value is None or not value.size:
-        return True
+    return value is None or value_fits(value, low)
+
+
+def is_constant_that_fits(captured: Any, low: tf.DType) -> bool:
+    """Returns whether something from outside is a small constant that fits.
+
+    Args:
+        captured: What a graph has captured.
+        low: The 16-bit dtype.
+    """
+    return (
+        isinstance(captured, tf.Tensor)
+        and not tf.is_symbolic_tensor(captured)
+        and captured.dtype == tf.float32
+        and captured.shape.num_elements() <= _SMALL
+        and value_fits(captured.numpy(), low)
+    )
+
+
+def value_fits(value: np.ndarray, low: tf.DType) -> bool:
+    """Returns whether a constant may be rounded to 16 bits, as in `fits`.
+
+    Args:
+        value: Its value.
+        low: The 16-bit dtype.
+    """
+    if np.ndim(value):
+        with np.errstate(over="ignore"):
+            rounded = value.astype(low.as_numpy_dtype).astype(value.dtype)
+        return np.array_equal(rounded, value, equal_nan=True)
     limits = ml_dtypes.finfo(low.as_numpy_dtype)
-    size = np.abs(value[np.isfinite(value) & (value != 0)])
-    return not size.size or bool(
-        size.max() <= np.float32(limits.max)
-        and size.min() >= np.float32(limits.smallest_normal)
+    size = np.abs(value)
+    return not (np.isfinite(size) and size) or bool(
+        np.float32(limits.smallest_normal) <= size <= np.float32(limits.max)
     )

@@ -14,6 +14,7 @@ from tf_mixprec.autocast import op_lists
 from tf_mixprec.autocast import parameters
 from tf_mixprec.autocast import regions
 from tf_mixprec.autocast import tensorflow_internals
+from tf_mixprec.autocast.broadcasting import broadcasts
 from tf_mixprec.autocast.op_order import in_order
 from tf_mixprec.autocast.op_order import needed_ops
 from tf_mixprec.autocast.plan import AS_WRITTEN
@@ -137,7 +138,7 @@ class Planner:
         if op.type in LOOPS:
             return self._plan_loop(op, off)
         if not any(each.dtype == tf.float32 for each in op.inputs):
-            return self._as_it_is(op, SOURCE, "no float32 comes in")
+            return self._as_it_is(op, SOURCE, "takes no float32")
         if off:
             return self._as_it_is(
                 op, AS_WRITTEN, "in a region that is left as written"
@@ -229,6 +230,12 @@ class Planner:
                 "only low ops use it, and it moves values",
                 self._float32_keys(op, outputs=False),
             )
+        if self._sums_backward(op):
+            return self._as_it_is(
+                op,
+                category,
+                "its gradient is a sum, which CPUs make in float16",
+            )
         low, reasons = [], []
         for key, tensors in self._float32_keys(op, outputs=False).items():
             why = self._reason_for_float32(tensors)
@@ -241,6 +248,18 @@ class Planner:
         if not self._runs(op, low):
             return self._no_kernel(op, category)
         return self._changed(op, category, "follows its inputs", low)
+
+    def _sums_backward(self, op: tf.Operation) -> bool:
+        """Returns whether a gradient would be summed in 16 bits.
+
+        TensorFlow's CPU kernel of `Sum` adds up float16 in float16, and so
+        stops growing at 2048 equal terms; bfloat16 in float32.
+        """
+        return (
+            self.target.low == tf.float16
+            and kernels.device_of(op, self.target.device) == "CPU"
+            and broadcasts(op)
+        )
 
     def _reason_for_float32(self, tensors: list[tf.Tensor]) -> str | None:
         """Returns why inputs are computed with in float32, if they are."""
@@ -256,10 +275,8 @@ class Planner:
             if value.dtype != self.target.low:
                 return f"float32 input {tensor.name}"
         for tensor, value in zip(tensors, values, strict=True):
-            if value.parameter and not parameters.in_range(
-                tensor, self.target.low
-            ):
-                return f"constant {tensor.name} is out of range"
+            if value.parameter and not parameters.fits(tensor, self.target.low):
+                return f"constant {tensor.name} does not fit"
         return None
 
     def _rounded_first(self, pairs: list[tuple[Any, bool]]) -> frozenset[str]:

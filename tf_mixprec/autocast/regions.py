@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -73,14 +74,22 @@ def full_precision(function: Callable) -> Callable:
         with as_written():
             return function(*args, **kwargs)
 
+    full_precision_function.is_full_precision = True  # type: ignore[attr-defined]
     return full_precision_function
 
 
 def check_callable(function: Any) -> None:
-    """Rejects what cannot be called."""
+    """Rejects what is no function."""
     if not callable(function):
         raise TypeError(
             "`function` must be callable: a Python function, a `tf.function` "
             "or a Keras model. A block of code is wrapped by making a "
-            f"function of it. Received: function={function!r}"
+            "function of it; a dtype goes into `dtype=`. Received: function="
+            f"{function!r}"
+        )
+    if inspect.isclass(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(
+            "`function` must be a function that TensorFlow can trace, which a "
+            "class or an `async` function is not; decorate the method that "
+            f"computes. Received: function={function!r}"
         )

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from tf_mixprec.autocast import plan as planning
 from tf_mixprec.autocast.autocast import AutocastFunction
+from tf_mixprec.autocast.autocast import BoundAutocastFunction
 from tf_mixprec.autocast.autocast import autocast
 from tf_mixprec.autocast.casts import CastRecord
 from tf_mixprec.autocast.islands import Island
 from tf_mixprec.autocast.islands import islands_of
 from tf_mixprec.autocast.plan import GraphPlan
 from tf_mixprec.autocast.plan import OpPlan
+from tf_mixprec.autocast.rewrite import Rewriting
+from tf_mixprec.autocast.rewrite import rewriting_of
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+
+_SHOWN = 20  # casts and islands in print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +124,9 @@ class AutocastReport:
                 ],
             ),
             f"casts: {len(self.casts)}, {self.cast_bytes:,} bytes in a call"
-            + "".join(f"\n  {each}" for each in self.casts),
+            + _listed(self.casts, "casts"),
             f"float32 islands: {len(self.islands)}"
-            + "".join(f"\n  {each}" for each in self.islands),
+            + _listed(self.islands, "islands"),
         ]
         if self.unknown:
             parts.append(
@@ -140,16 +146,17 @@ class AutocastReport:
         return f"{reason} (and {len(others)} others)" if others else reason
 
 
-def autocast_report(
-    function: Callable, *args: Any, **kwargs: Any
-) -> AutocastReport:
+def autocast_report(function: Any, *args: Any, **kwargs: Any) -> AutocastReport:
     """Returns what autocast does to a function, and why.
 
     The function is traced, and not run.
 
     Args:
-        function: What `mp.autocast` returned; or a function, for what it would
-            do with its defaults.
+        function: What `mp.autocast` returned; or a function, such as a training
+            step, for what it would do with its defaults. Functions under
+            autocast that it calls are reported as they are; of a model that
+            `mp.compile` has put under autocast, ask for the report of
+            `mp.autocast(model, dtype)`.
         *args: Arguments of the function, or `tf.TensorSpec`s for them.
         **kwargs: Its keyword arguments, likewise.
 
@@ -170,32 +177,79 @@ def autocast_report(
     >>> [(each.source, each.target, each.bytes) for each in report.casts]
     [('float32', 'bfloat16', 24), ('bfloat16', 'float32', 24)]
     """
-    if not isinstance(function, AutocastFunction):
+    kinds = (AutocastFunction, BoundAutocastFunction)
+    off = getattr(function, "is_full_precision", False)
+    if not isinstance(function, kinds) and not off:
         function = autocast(function)
-    if not isinstance(function, AutocastFunction):
+    if off or function.is_off:
         raise ValueError(
             "Autocast must be on for there to be something to report; give "
             '`mp.autocast` the dtype "bfloat16". Received: '
             f"function={function!r}"
         )
-    rewriting = function.rewriting(*args, **kwargs)
+    parts = list(_parts(function.rewriting(*args, **kwargs)))
+    low = tf.as_dtype(function.dtype)
     return AutocastReport(
         function.dtype,
-        tuple(_decisions(rewriting.plan)),
-        tuple(rewriting.casts),
-        tuple(islands_of(rewriting.plan, rewriting.target.low)),
+        tuple(decision for part in parts for decision in _decisions(part)),
+        tuple(
+            dataclasses.replace(cast, tensor=part.prefix + cast.tensor)
+            for part in parts
+            for cast in part.casts
+        ),
+        tuple(
+            island
+            for part in parts
+            for island in islands_of(part.plan, low, part.prefix)
+        ),
     )
 
 
-def _decisions(plan: GraphPlan, prefix: str = "") -> Iterator[OpDecision]:
+@dataclasses.dataclass
+class _Part:
+    """One graph of what was planned.
+
+    Args:
+        plan: Its plan.
+        prefix: The path of what calls it.
+        casts: The casts that were built for it and those that it calls; empty
+            where the part of the caller has them.
+    """
+
+    plan: GraphPlan
+    prefix: str
+    casts: list[CastRecord]
+
+
+def _parts(rewriting: Rewriting, prefix: str = "") -> Iterator[_Part]:
+    """Yields the graphs of a function, and those of others under autocast."""
+    yield from _graphs(rewriting.plan, prefix, rewriting.casts)
+
+
+def _graphs(
+    plan: GraphPlan, prefix: str, casts: list[CastRecord]
+) -> Iterator[_Part]:
+    yield _Part(plan, prefix, casts)
     for each in plan.ops:
-        path = prefix + each.op.name
         for graph in each.graphs:
-            yield from _decisions(graph, f"{path}/")
+            path = f"{prefix}{each.op.name}/"
+            of_another = rewriting_of(graph.graph)
+            if of_another is None:
+                yield from _graphs(graph, path, [])
+            else:
+                yield from _parts(of_another, path)
+
+
+def _decisions(part: _Part) -> Iterator[OpDecision]:
+    for each in part.plan.ops:
         dtype = _float_dtype(each)
         if dtype is not None and not each.graphs and _computes(each):
             yield OpDecision(
-                path, each.op.type, dtype.name, each.kind, each.reason
+                part.prefix + each.op.name,
+                each.op.type,
+                dtype.name,
+                each.kind,
+                each.reason,
             )
 
 
@@ -213,6 +267,15 @@ def _float_dtype(each: OpPlan) -> tf.DType | None:
     if each.is_low:
         return low[0]
     return floats[0] if floats else None
+
+
+def _listed(entries: Sequence[Any], name: str) -> str:
+    """Returns the lines of a list, the first of many."""
+    lines = [f"\n  {each}" for each in entries[:_SHOWN]]
+    if len(entries) > _SHOWN:
+        rest = len(entries) - _SHOWN
+        lines.append(f"\n  and {rest} more, in `report.{name}`")
+    return "".join(lines)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

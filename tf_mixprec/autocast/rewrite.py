@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tf_mixprec.autocast import custom_gradients
+from tf_mixprec.autocast import parameters
 from tf_mixprec.autocast import tensorflow_internals
 from tf_mixprec.autocast.casts import CastRecord
 from tf_mixprec.autocast.casts import Frame
@@ -41,10 +43,25 @@ class Rewriting:
     casts: list[CastRecord]
 
 
+# By the graph that was built.
+_done: weakref.WeakKeyDictionary[Any, Rewriting] = weakref.WeakKeyDictionary()
+
+
+def rewriting_of(graph: Any) -> Rewriting | None:
+    """Returns what was done to a function, of which a graph was built.
+
+    Args:
+        graph: A graph; `None` is returned if it is none of ours.
+    """
+    return _done.get(graph)
+
+
 def rewritten(
     function: Callable, target: Target, args: Any, kwargs: Any
-) -> tuple[Any, Rewriting]:
+) -> Any:
     """Calls a function in a graph, its ops in the dtypes of a target.
+
+    What was done is what `rewriting_of` then returns for that graph.
 
     The function is traced in a graph of its own, which nothing runs, and its
     ops are built anew in the current graph, from the inputs on.
@@ -56,7 +73,7 @@ def rewritten(
         kwargs: Its keyword arguments.
 
     Returns:
-        What the function returns, in the same dtypes, and the `Rewriting`.
+        What the function returns, in the same dtypes.
     """
     graph = tensorflow_internals.new_graph("autocast")
     with graph.as_default():
@@ -76,6 +93,10 @@ def rewritten(
         graph,
         [(inside, inside.dtype) for inside, _ in inputs],
         graph.outputs,
+        [
+            parameters.is_constant_that_fits(outside, target.low)
+            for _, outside in inputs
+        ],
         keeps_all=custom_gradients.are_in(graph),
     ).plan()
     outside_of = {id(inside): outside for inside, outside in inputs}
@@ -88,8 +109,8 @@ def rewritten(
         for old, value in zip(graph.outputs, values, strict=True)
     }
     flat = [new.get(id(each), each) for each in flat]
-    results = tf.nest.pack_sequence_as(results, flat, expand_composites=True)
-    return results, Rewriting(target, plan, frame.records)
+    _done[frame.graph] = Rewriting(target, plan, frame.records)
+    return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
 
 def _traced(function: Callable, args: Any, kwargs: Any) -> Any:

@@ -85,7 +85,9 @@ def compile(
             `mp.recommended_policy` computes in: `fit`, `evaluate` and
             `predict` then run the operations of a model in float32 under
             `mp.autocast`. For raw TensorFlow in `call`, and layers without a
-            dtype policy of their own. Defaults to `None`, for none.
+            dtype policy of their own. Calls of the model elsewhere, and what
+            `model.export` writes, stay float32. Defaults to `None`, for none,
+            as `"float32"` is.
         **kwargs: Other arguments of the model's own `compile`.
 
     Returns:

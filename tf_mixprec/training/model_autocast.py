@@ -20,6 +20,7 @@ from tf_mixprec.training.sixteen_bits import SixteenBitLayers
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
+_DTYPES = ("bfloat16", "float16", "float32", "auto")
 _STEPS = ("train_step", "test_step", "predict_step")
 _KEPT = "_tf_mixprec_autocast"
 
@@ -36,6 +37,12 @@ def checked_dtype(model: Any, dtype: str | None) -> str | None:
     """
     if dtype is None:
         return None
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"`autocast` must be one of {_DTYPES}, or None for no autocast, "
+            "because it says which 16-bit float the calls of the model are "
+            f"computed in. Received: autocast={dtype!r}"
+        )
     function = autocast(lambda: None, dtype)
     if not isinstance(function, AutocastFunction) or function.is_off:
         return None
@@ -45,7 +52,23 @@ def checked_dtype(model: Any, dtype: str | None) -> str | None:
             "because layers in 16 bits cast by themselves; leave it out. "
             f"Received: autocast={dtype!r}, and a model with layers in 16 bits"
         )
+    _check_merges_nothing(model)
     return function.dtype
+
+
+def _check_merges_nothing(model: Any) -> None:
+    """Rejects layers that ask other replicas while they are called."""
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return
+    for layer in keras_internals.all_layers(model):
+        if getattr(layer, "synchronized", False):
+            raise ValueError(
+                "`autocast` must be given for a model whose layers do not ask "
+                "other replicas, because a rewritten function cannot; set "
+                "`synchronized=False`, or use a dtype policy in the place of "
+                f"autocast. Received: layer {layer.name!r} with "
+                "synchronized=True"
+            )
 
 
 class ModelAutocast:
