@@ -337,4 +337,5 @@ def test_tensorflow_has_no_float16_for_cpus():
     loss, x, variables = mlp()
     with rewriting("auto_mixed_precision"):
         assert not is_rewritten(optimized_nodes(step(loss, variables), x))
-    assert {"MatMul", "AddV2", "Relu", "Tanh"} <= ours(mlp, "float16")
+    # Not the sum with a bias, whose gradient CPUs would add up in float16.
+    assert {"MatMul", "BiasAdd", "Relu"} <= ours(mlp, "float16")
