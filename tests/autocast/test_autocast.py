@@ -32,6 +32,10 @@ def product(x):
     return tf.matmul(x, x, transpose_b=True)
 
 
+def in_bfloat16(function):
+    return mp.autocast(function, "bfloat16")
+
+
 # Ways to call
 
 
@@ -203,6 +207,19 @@ def test_objects_with_methods_under_autocast_are_let_go():
     assert method(X).shape == (4, 8)
 
 
+def test_what_is_traced_is_let_go():
+    def graph_of(wrap):
+        function = wrap(lambda x: tf.matmul(x, x, transpose_b=True))
+        function(X)
+        return weakref.ref(function.get_concrete_function(X).graph)
+
+    graph = graph_of(in_bfloat16)
+    plain = graph_of(tf.function)
+    gc.collect()
+    assert plain() is None
+    assert graph() is None
+
+
 def test_a_method_of_an_object_that_has_no_hash():
     class Pair(tf.experimental.ExtensionType):
         first: tf.Tensor
@@ -309,6 +326,16 @@ def test_a_mask_of_minus_infinity_stays_finite_in_float16():
     np.testing.assert_allclose(
         mp.autocast(scores, "float16")(X), np.full((4, 4), 0.25), 1e-6
     )
+
+
+def test_a_large_constant_in_a_function_that_is_called():
+    w = weight(8, 4)
+    masked = tf.function(lambda y, mask: y + tf.reshape(mask, (1, 1)))
+    function = mp.autocast(
+        lambda x: tf.nn.softmax(masked(tf.matmul(x, w), tf.constant(-1e9))),
+        "float16",
+    )
+    np.testing.assert_allclose(function(X), np.full((4, 4), 0.25), 1e-6)
 
 
 def test_an_array_of_constants_is_not_rounded():

@@ -37,18 +37,22 @@ _KEEP_PARAMETERS = frozenset(
     ]
 )
 _SMALL = 1 << 20  # elements of a constant that is looked at
-_SOURCES = frozenset(("ReadVariableOp", "Const", "ZerosLike", "OnesLike"))
+_SOURCES = frozenset(("ReadVariableOp", "ZerosLike", "OnesLike"))
 
 
 def makes_parameters(
-    op: tf.Operation, is_parameter: Callable[[tf.Tensor], bool]
+    op: tf.Operation, low: tf.DType, is_parameter: Callable[[tf.Tensor], bool]
 ) -> bool:
-    """Returns whether an op makes parameters.
+    """Returns whether an op makes parameters, which may be rounded.
 
     Args:
         op: The op.
+        low: The 16-bit dtype.
         is_parameter: Whether an input of it is one.
     """
+    if op.type == "Const":
+        value = tf.get_static_value(op.outputs[0])
+        return value is not None and value_fits(value, low)
     if op.type in _SOURCES:
         return True
     floats = [each for each in op.inputs if each.dtype.is_floating]
@@ -57,21 +61,6 @@ def makes_parameters(
         and bool(floats)
         and all(is_parameter(each) for each in floats)
     )
-
-
-def fits(tensor: tf.Tensor, low: tf.DType) -> bool:
-    """Returns whether a parameter may be rounded to 16 bits.
-
-    A scalar may, as a number in Python does, if it keeps its size: not if a
-    finite value becomes infinite, or another than 0 becomes subnormal or 0. An
-    array may if each of its values is one of 16 bits. A variable may.
-
-    Args:
-        tensor: A parameter.
-        low: The 16-bit dtype.
-    """
-    value = tf.get_static_value(tensor)
-    return value is None or value_fits(value, low)
 
 
 def is_constant_that_fits(captured: Any, low: tf.DType) -> bool:
@@ -91,13 +80,19 @@ def is_constant_that_fits(captured: Any, low: tf.DType) -> bool:
 
 
 def value_fits(value: np.ndarray, low: tf.DType) -> bool:
-    """Returns whether a constant may be rounded to 16 bits, as in `fits`.
+    """Returns whether a constant may be rounded to 16 bits.
+
+    A scalar may, as a number in Python does, if it keeps its size: not if a
+    finite value becomes infinite, or another than 0 becomes subnormal or 0. An
+    array may if each of its values is one of 16 bits.
 
     Args:
         value: Its value.
         low: The 16-bit dtype.
     """
-    if np.ndim(value):
+    if value.dtype != np.float32:
+        return True
+    if value.ndim:
         with np.errstate(over="ignore"):
             rounded = value.astype(low.as_numpy_dtype).astype(value.dtype)
         return np.array_equal(rounded, value, equal_nan=True)

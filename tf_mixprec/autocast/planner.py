@@ -107,7 +107,7 @@ class Planner:
             plan = self._plan_op(op, off)
             plans.append(plan)
             parameter = parameters.makes_parameters(
-                op, lambda tensor: self._value(tensor).parameter
+                op, self.target.low, lambda t: self._value(t).parameter
             )
             for tensor, dtype in zip(op.outputs, plan.outputs, strict=True):
                 known = self.values.get(id(tensor))
@@ -273,10 +273,9 @@ class Planner:
             return "only parameters come in"
         for tensor, value in computed:
             if value.dtype != self.target.low:
+                if tensor.op.type == "Const":
+                    return f"constant {tensor.name} does not fit"
                 return f"float32 input {tensor.name}"
-        for tensor, value in zip(tensors, values, strict=True):
-            if value.parameter and not parameters.fits(tensor, self.target.low):
-                return f"constant {tensor.name} does not fit"
         return None
 
     def _rounded_first(self, pairs: list[tuple[Any, bool]]) -> frozenset[str]:

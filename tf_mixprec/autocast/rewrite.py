@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +42,9 @@ class Rewriting:
     casts: list[CastRecord]
 
 
-# By the graph that was built.
-_done: weakref.WeakKeyDictionary[Any, Rewriting] = weakref.WeakKeyDictionary()
+# On the graph that was built, which the traced one refers to: nothing else may
+# keep them.
+_KEPT = "_tf_mixprec_rewriting"
 
 
 def rewriting_of(graph: Any) -> Rewriting | None:
@@ -53,7 +53,7 @@ def rewriting_of(graph: Any) -> Rewriting | None:
     Args:
         graph: A graph; `None` is returned if it is none of ours.
     """
-    return _done.get(graph)
+    return getattr(graph, _KEPT, None)
 
 
 def rewritten(
@@ -109,7 +109,7 @@ def rewritten(
         for old, value in zip(graph.outputs, values, strict=True)
     }
     flat = [new.get(id(each), each) for each in flat]
-    _done[frame.graph] = Rewriting(target, plan, frame.records)
+    setattr(frame.graph, _KEPT, Rewriting(target, plan, frame.records))
     return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
 
