@@ -38,6 +38,7 @@ KNOW_TENSORFLOW = (
     "autocast/parameters.py",
     "autocast/plan.py",
     "autocast/planner.py",
+    "autocast/recompute.py",
     "autocast/regions.py",
     "autocast/report.py",
     "autocast/rewrite.py",

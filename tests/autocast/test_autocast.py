@@ -304,6 +304,23 @@ def test_full_precision_in_a_part(wrapped):
     assert exact(X).dtype == tf.float32
 
 
+def test_gradients_of_ones_own_in_a_part_of_full_precision():
+    w = weight(8, 8)
+
+    @mp.full_precision
+    @tf.custom_gradient
+    def exact(x):
+        return x * 1.0, lambda dy: tf.matmul(dy, tf.convert_to_tensor(w))
+
+    gradients = []
+    for function in (tf.function(exact), mp.autocast(exact, "bfloat16")):
+        with tf.GradientTape() as tape:
+            tape.watch(X)
+            y = function(X)
+        gradients.append(tape.gradient(y, X, X))
+    np.testing.assert_array_equal(gradients[1], gradients[0])
+
+
 def test_full_precision_of_a_method():
     class Layer:
         @mp.full_precision

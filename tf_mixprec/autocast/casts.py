@@ -143,6 +143,15 @@ class Frame:
             self._done[id(handle), "read"] = (handle, found)
         return found
 
+    def know_read(self, handle: Any, value: tf.Tensor) -> None:
+        """Makes a tensor what a variable holds.
+
+        Args:
+            handle: The handle of the variable.
+            value: The tensor.
+        """
+        self._done[id(handle), "read"] = (handle, value)
+
     def _from_parent(self, tensor: Any, dtype: tf.DType, name: str) -> Any:
         assert self.parent is not None  # noqa: S101  a loop is in a graph
         with self.parent.building():

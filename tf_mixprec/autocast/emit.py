@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -101,7 +102,9 @@ class Emitter:
                 outputs = self._loop(each)
             elif custom_gradients.is_custom(op):
                 name = custom_gradients.registered(
-                    op, self.value, self._gradient
+                    op,
+                    self.value,
+                    functools.partial(self._gradient, off=each.off),
                 )
                 outputs = self._same(each, name)
             elif op.type == "ReadVariableOp":
@@ -275,7 +278,7 @@ class Emitter:
         return tf.where(given < 0, given.dtype.max, given)
 
     def _gradient(
-        self, graph: Any, inputs: list[tuple[Any, Any]]
+        self, graph: Any, inputs: list[tuple[Any, Any]], *, off: bool
     ) -> list[tf.Tensor]:
         """Builds what a function of `tf.custom_gradient` traced."""
         plan = Planner(
@@ -283,6 +286,7 @@ class Emitter:
             graph,
             [(inside, value.dtype) for inside, value in inputs],
             graph.outputs,
+            off=off,
             keeps_all=True,
         ).plan()
         return Emitter(self.target, plan, Frame("function"), self).run(inputs)

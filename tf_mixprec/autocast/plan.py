@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -51,6 +52,7 @@ class OpPlan:
         outputs: The dtype that each output will have.
         changed: The type attributes that become 16-bit.
         graphs: The plans of the functions that it calls.
+        off: Whether it, and its gradient, stay as they are written.
     """
 
     op: tf.Operation
@@ -60,6 +62,7 @@ class OpPlan:
     outputs: tuple[tf.DType, ...]
     changed: frozenset[TypeKey] = frozenset()
     graphs: tuple[GraphPlan, ...] = ()
+    off: bool = False
 
     @property
     def is_low(self) -> bool:
@@ -142,30 +145,45 @@ def invariants(body: Any) -> list[bool]:
     ]
 
 
-def written(plan: GraphPlan, handles: dict[int, Any] | None = None) -> set[int]:
+def uses_of_resources(
+    plan: GraphPlan, handles: dict[int, Any]
+) -> Iterator[tuple[tf.Operation, Any]]:
+    """Yields the ops that use resources, with what these are outside.
+
+    Args:
+        plan: The plan of a graph; its functions are gone into.
+        handles: Dict from ids of its tensors to what these stand for; others
+            stand for themselves.
+    """
+    for each in plan.ops:
+        resources = [t for t in each.op.inputs if t.dtype == tf.resource]
+        if not each.graphs:
+            for tensor in resources:
+                yield each.op, handles.get(id(tensor), tensor)
+        elif resources:
+            given = list(each.op.inputs)
+            if each.op.type in BRANCHES:
+                given = given[1:]
+            for graph in each.graphs:
+                pairs = zip(graph.graph.inputs, given, strict=True)
+                yield from uses_of_resources(
+                    graph,
+                    {
+                        id(inner): handles.get(id(outer), outer)
+                        for inner, outer in pairs
+                    },
+                )
+
+
+def written(plan: GraphPlan, handles: dict[int, Any]) -> set[int]:
     """Returns the ids of the handles of variables that a graph writes.
 
     Args:
         plan: The plan of the graph.
-        handles: Dict from ids of its tensors to what these stand for; by
-            default for themselves.
+        handles: As for `uses_of_resources`.
     """
-    found = set()
-    handles = handles or {}
-    for each in plan.ops:
-        resources = [t for t in each.op.inputs if t.dtype == tf.resource]
-        if not resources or each.op.type in _READERS:
-            continue
-        if not each.graphs:
-            found |= {id(handles.get(id(t), t)) for t in resources}
-            continue
-        given = list(each.op.inputs)
-        if each.op.type in BRANCHES:
-            given = given[1:]
-        for graph in each.graphs:
-            inside = {
-                id(inner): handles.get(id(outer), outer)
-                for inner, outer in zip(graph.graph.inputs, given, strict=True)
-            }
-            found |= written(graph, inside)
-    return found
+    return {
+        id(handle)
+        for op, handle in uses_of_resources(plan, handles)
+        if op.type not in _READERS
+    }

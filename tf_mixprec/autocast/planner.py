@@ -105,6 +105,7 @@ class Planner:
         plans = []
         for op, off in pairs:
             plan = self._plan_op(op, off)
+            plan.off = off
             plans.append(plan)
             parameter = parameters.makes_parameters(
                 op, self.target.low, lambda t: self._value(t).parameter

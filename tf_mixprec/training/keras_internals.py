@@ -61,6 +61,17 @@ def set_mask(tensor: Any, mask: Any) -> None:
         tensor._keras_mask = mask
 
 
+def set_masks(outputs: Any, masks: list[Any]) -> None:
+    """Puts masks on what a layer returns.
+
+    Args:
+        outputs: Tensors, nested.
+        masks: One for each, or `None`.
+    """
+    for tensor, mask in zip(keras.tree.flatten(outputs), masks, strict=True):
+        set_mask(tensor, mask)
+
+
 def copy_mask(source: Any, target: Any) -> None:
     """Puts the mask of one tensor on another."""
     set_mask(target, mask_of(source))

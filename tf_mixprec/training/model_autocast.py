@@ -114,15 +114,14 @@ class ModelAutocast:
                 outputs = call(*some, **named)
                 masks = [
                     keras_internals.mask_of(each)
-                    for each in tf.nest.flatten(outputs)
+                    for each in keras.tree.flatten(outputs)
                 ]
                 losses = keras_internals.take_losses(self._model)
                 return outputs, masks, losses
 
             function = autocast(forward, self._dtype)
             outputs, masks, losses = function(*[given[i] for i in places])
-            for each, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
-                keras_internals.set_mask(each, mask)
+            keras_internals.set_masks(outputs, masks)
             for loss in losses:
                 self._model.add_loss(loss)
             return outputs

@@ -28,6 +28,8 @@ from tf_mixprec.training.loss_hook import LossHook
 from tf_mixprec.training.micro_batches import check_enough
 from tf_mixprec.training.micro_batches import of_any_size
 from tf_mixprec.training.model_autocast import ModelAutocast
+from tf_mixprec.training.remat import Remat
+from tf_mixprec.training.remat import chosen_layers
 from tf_mixprec.training.replicas import Replicas
 from tf_mixprec.training.step_function import StepFunction
 from tf_mixprec.training.step_totals import StepTotals
@@ -95,6 +97,13 @@ class TrainStep:
             its default: loss scales for several losses, which `compute_loss`
             then returns by these names. Each is scaled by its own, in a
             backward pass of its own. The optimizer must not be wrapped then.
+        remat: `True`, or a list of regular expressions that paths of layers
+            match as a whole: what these compute is then computed again in the
+            backward pass, and not kept until then. For memory; a step takes
+            longer. Dropout is the same both times, and statistics move once.
+            `True` means the layers that the model itself has, but for those
+            that cannot be computed again: they have a state in a loop.
+            Defaults to `None`, for none.
 
     Attributes:
         model: The model that is trained.
@@ -142,6 +151,7 @@ class TrainStep:
         jit_compile: bool | str = "auto",
         all_reduce_dtype: str | None = None,
         loss_scales: Mapping[str, Any] | None = None,
+        remat: Any = None,
     ):
         misuse.check_backend()
         misuse.check_accumulation_steps(accumulation_steps)
@@ -190,9 +200,13 @@ class TrainStep:
         self._totals: StepTotals | None = None
         self._losses = LossHook(self) if has_hook else KerasLosses(model)
         self._losses_of: Callable[..., Any] = self._losses
+        layers = chosen_layers(model, remat)
+        if layers:
+            again = Remat(layers, strict=remat is not True)
+            self._losses_of = again.around(self._losses_of)
         if self.report.autocast:
             scope = ModelAutocast(model, self.report.autocast)
-            self._losses_of = scope.around(self._losses)
+            self._losses_of = scope.around(self._losses_of)
         self._loss_tracker = keras_internals.loss_tracker(model)
         TrainWithStep(self)
         self._test = TestWithLosses(self, self._losses_of) if has_hook else None

@@ -1,0 +1,123 @@
+"""Layers whose intermediate results are computed again for the gradient.
+
+Memory for time: of such a layer only the inputs, seeds and statistics are kept
+until the backward pass. Random numbers are the same the second time, and moving
+statistics move once.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_mixprec.autocast.recompute import CannotRecomputeError
+from tf_mixprec.autocast.recompute import recomputed
+from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import cover_method
+from tf_mixprec.training.sixteen_bits import path_of
+
+
+def chosen_layers(model: Any, remat: Any) -> list[Any]:
+    """Returns the layers that are to be computed again.
+
+    Args:
+        model: The model, built.
+        remat: `None`, `True`, or a list of regular expressions for paths.
+    """
+    if remat is None or remat is False:
+        return []
+    if remat is True:
+        return [
+            layer
+            for layer in model.layers
+            if not isinstance(layer, keras.layers.InputLayer)
+        ]
+    patterns = [remat] if isinstance(remat, str) else list(remat)
+    if not all(isinstance(each, str) for each in patterns):
+        raise TypeError(
+            "`remat` must be None, True, or a list of regular expressions that "
+            f"paths of layers match as a whole. Received: remat={remat!r}"
+        )
+    found: list[Any] = []
+    for pattern in patterns:
+        layers = [
+            layer
+            for layer in keras_internals.all_layers(model)
+            if layer is not model and re.fullmatch(pattern, path_of(layer))
+        ]
+        if not layers:
+            paths = [path_of(e) for e in keras_internals.all_layers(model)[1:]]
+            raise ValueError(
+                "Each of `remat` must match the path of a layer, because it "
+                f"says which ones to compute again. Received: {pattern!r}; "
+                f"the paths are {paths}"
+            )
+        found += [each for each in layers if each not in found]
+    inside = [e for f in found for e in keras_internals.all_layers(f)[1:]]
+    return [each for each in found if each not in inside]
+
+
+class Remat:
+    """Makes the calls of some layers be computed again, while something runs.
+
+    Args:
+        layers: The layers.
+        strict: Whether a layer that cannot be is an error.
+    """
+
+    def __init__(self, layers: list[Any], *, strict: bool):
+        self._layers = layers
+        self._strict = strict
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function during which the layers are computed again.
+
+        Args:
+            function: Any that calls them, in a graph.
+        """
+
+        def with_remat(*args: Any, **kwargs: Any) -> Any:
+            with self._covered():
+                return function(*args, **kwargs)
+
+        return with_remat
+
+    @contextlib.contextmanager
+    def _covered(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for layer in self._layers:
+                cover = functools.partial(self._again, layer)
+                stack.callback(cover_method(layer, "call", cover))
+            yield
+
+    def _again(
+        self, layer: Any, call: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def call_again(*args: Any, **kwargs: Any) -> Any:
+            def forward() -> Any:
+                outputs = call(*args, **kwargs)
+                flat = keras.tree.flatten(outputs)
+                masks = [keras_internals.mask_of(each) for each in flat]
+                return outputs, masks, keras_internals.take_losses(layer)
+
+            try:
+                outputs, masks, losses = recomputed(forward)
+            except CannotRecomputeError as error:
+                if not self._strict:
+                    return call(*args, **kwargs)
+                raise ValueError(
+                    "Each layer of `remat` must be one that can be computed "
+                    "again; leave it out. Received: layer "
+                    f"{path_of(layer)!r}, where {error}"
+                ) from error
+            keras_internals.set_masks(outputs, masks)
+            for loss in losses:
+                layer.add_loss(loss)
+            return outputs
+
+        return call_again
