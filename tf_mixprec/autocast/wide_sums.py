@@ -2,7 +2,7 @@
 
 TensorFlow's CPU kernel of `BiasAddGrad` adds up bfloat16 in bfloat16, so that
 a sum stops growing at 256 equal terms, and what scatters the gradient of a
-gather does so on all devices.
+gather does so on CPUs with and without XLA.
 """
 
 from __future__ import annotations
