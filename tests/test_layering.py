@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(tf_mixprec.__file__).parent
 
 # Lowest first; those on one line do not import each other.
 LAYERS = [
-    ["_typing", "_version", "errors"],
+    ["_table", "_typing", "_version", "errors"],
     ["numerics"],
     ["loss_scale", "policies", "schedules"],
     ["optimizers", "layers", "autocast"],
@@ -41,9 +41,9 @@ KNOW_TENSORFLOW = (
     "autocast/recompute.py",
     "autocast/regions.py",
     "autocast/report.py",
-    "autocast/rewrite.py",
     "autocast/signature.py",
     "autocast/tensorflow_internals.py",
+    "autocast/trace.py",
     "autocast/wide_sums.py",
     "optimizers/clipping.py",
     "optimizers/distribution.py",

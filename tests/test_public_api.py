@@ -11,6 +11,7 @@ import keras
 import pytest
 
 import tf_mixprec as mp
+from tf_mixprec import _table
 from tf_mixprec import numerics
 from tf_mixprec.autocast import regions
 from tf_mixprec.autocast import report as autocast_report
@@ -135,6 +136,7 @@ def test_what_holds_config_is_serializable(make):
 @pytest.mark.parametrize(
     "module",
     [
+        _table,
         casting,
         finite,
         mp.autocast,

@@ -22,7 +22,8 @@ from tf_mixprec.policies import recommended_policy
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-DTYPES = ("float16", "bfloat16")
+DTYPES = ("bfloat16", "float16")
+CHOICES = (*DTYPES, "float32", "auto")
 
 
 class AutocastFunction:
@@ -61,9 +62,7 @@ class AutocastFunction:
     @functools.cached_property
     def dtype(self) -> str:
         """The 16-bit dtype; `"float32"` where the device gains from none."""
-        if self._dtype != "auto":
-            return self._dtype
-        return recommended_policy().policy.compute_dtype
+        return resolved(self._dtype)
 
     @functools.cached_property
     def _traced(self) -> Any:
@@ -289,7 +288,7 @@ def autocast(
     Reference:
         - [PyTorch's autocast](https://pytorch.org/docs/stable/amp.html)
     """
-    _check_backend()
+    check_backend()
     _check_dtype(dtype)
     if not isinstance(lists, op_lists.OpLists):
         raise TypeError(
@@ -314,7 +313,18 @@ def autocast(
     return AutocastFunction(function, dtype, lists, input_signature)
 
 
-def _check_backend() -> None:
+def resolved(dtype: str) -> str:
+    """Returns the dtype that one of `CHOICES` means on this machine.
+
+    Args:
+        dtype: The choice.
+    """
+    if dtype != "auto":
+        return dtype
+    return recommended_policy().policy.compute_dtype
+
+
+def check_backend() -> None:
     """Rejects other backends than TensorFlow, whose graphs are rewritten."""
     backend = keras.backend.backend()
     if backend != "tensorflow":
@@ -333,7 +343,7 @@ def _check_dtype(dtype: Any) -> None:
             "`dtype` must be the name of a dtype, a string such as "
             f'"bfloat16". Received: dtype={dtype!r}'
         )
-    if dtype not in (*DTYPES, "float32", "auto"):
+    if dtype not in CHOICES:
         raise ValueError(
             "`dtype` must be 'bfloat16', 'float16', 'float32' (off) or 'auto', "
             "because autocast computes in a 16-bit float. Received: "

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_mixprec.autocast.trace import is_of
 from tf_mixprec.numerics import rounded_outside
 
 if keras.backend.backend() == "tensorflow":
@@ -85,9 +86,7 @@ class Frame:
 
     def is_outside(self, tensor: Any) -> bool:
         """Returns whether a tensor is not of this graph."""
-        return (
-            not tf.is_symbolic_tensor(tensor) or tensor.graph is not self.graph
-        )
+        return not is_of(tensor, self.graph)
 
     def get(self, tensor: Any, dtype: tf.DType, name: str = "") -> Any:
         """Returns a tensor in a dtype.
@@ -123,10 +122,11 @@ class Frame:
         return None
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
-        """Builds in this graph, while a loop in it is built."""
-        with self.graph.as_default(), tf.control_dependencies(None):
-            yield
+    def _around(self) -> Iterator[Frame]:
+        """Builds in the graph around this one, a loop in it, and yields it."""
+        assert self.parent is not None  # noqa: S101  a loop is in a graph
+        with self.parent.graph.as_default(), tf.control_dependencies(None):
+            yield self.parent
 
     def read(self, handle: Any, dtype: tf.DType) -> tf.Tensor:
         """Returns what a variable holds, which nothing here changes.
@@ -134,9 +134,8 @@ class Frame:
         It is read once, and outside of loops.
         """
         if self.kind == "loop" and self.is_outside(handle):
-            assert self.parent is not None  # noqa: S101
-            with self.parent.building():
-                return self.parent.read(handle, dtype)
+            with self._around() as around:
+                return around.read(handle, dtype)
         found = self._known(handle, "read")
         if found is None:
             found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -153,9 +152,8 @@ class Frame:
         self._done[id(handle), "read"] = (handle, value)
 
     def _from_parent(self, tensor: Any, dtype: tf.DType, name: str) -> Any:
-        assert self.parent is not None  # noqa: S101  a loop is in a graph
-        with self.parent.building():
-            return self.parent.get(tensor, dtype, name)
+        with self._around() as around:
+            return around.get(tensor, dtype, name)
 
     def _rounded_outside(
         self, tensor: Any, dtype: tf.DType, name: str
@@ -172,9 +170,8 @@ class Frame:
     def bits(self, tensor: Any, dtype: tf.DType, name: str) -> tf.Tensor:
         """Returns the bits of a tensor in a 16-bit dtype."""
         if self.kind == "loop" and self.is_outside(tensor):
-            assert self.parent is not None  # noqa: S101
-            with self.parent.building():
-                return self.parent.bits(tensor, dtype, name)
+            with self._around() as around:
+                return around.bits(tensor, dtype, name)
         key = ("bits", dtype)
         found = self._known(tensor, key)
         if found is None:

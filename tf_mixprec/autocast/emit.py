@@ -20,6 +20,7 @@ from tf_mixprec.autocast.plan import GraphPlan
 from tf_mixprec.autocast.plan import OpPlan
 from tf_mixprec.autocast.plan import Target
 from tf_mixprec.autocast.planner import Planner
+from tf_mixprec.autocast.trace import is_of
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -65,7 +66,7 @@ class Emitter:
         for tensor, value in inputs:
             self.values[id(tensor)] = value
         for each in self.plan.ops:
-            if id_of_first(each.op) not in self.values:
+            if _id_of_first(each.op) not in self.values:
                 self._emit(each)
         return [self.value(each) for each in self.plan.graph.outputs]
 
@@ -79,7 +80,7 @@ class Emitter:
             found = emitter.values.get(id(tensor))
             if found is not None:
                 return found
-            if _is_of(tensor, emitter.plan.graph):
+            if is_of(tensor, emitter.plan.graph):
                 raise RuntimeError(f"{tensor} is used before it is built")
             emitter = emitter.parent
         return tensor
@@ -199,7 +200,7 @@ class Emitter:
                 frame = Frame("branch", self.frame)
                 outputs = self._nested(plan, values, frame)
                 wanted = [
-                    frame.get(value, dtype) if value.dtype != dtype else value
+                    frame.get(value, dtype)
                     for value, dtype in zip(outputs, each.outputs, strict=True)
                 ]
                 # A branch that returns nothing may have effects.
@@ -303,12 +304,7 @@ def _compares(condition: Any, turn: int, limit: int) -> bool:
     )
 
 
-def _is_of(tensor: Any, graph: Any) -> bool:
-    """Returns whether something is a tensor of a graph."""
-    return tf.is_symbolic_tensor(tensor) and tensor.graph is graph
-
-
-def id_of_first(op: tf.Operation) -> int | None:
+def _id_of_first(op: tf.Operation) -> int | None:
     """Returns the id of the first output of an op."""
     return id(op.outputs[0]) if op.outputs else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,15 +176,12 @@ def uses_of_resources(
                 )
 
 
-def written(plan: GraphPlan, handles: dict[int, Any]) -> set[int]:
-    """Returns the ids of the handles of variables that a graph writes.
+def written(uses: Iterable[tuple[tf.Operation, Any]]) -> frozenset[int]:
+    """Returns the ids of the handles of variables that are written.
 
     Args:
-        plan: The plan of the graph.
-        handles: As for `uses_of_resources`.
+        uses: What `uses_of_resources` yields.
     """
-    return {
-        id(handle)
-        for op, handle in uses_of_resources(plan, handles)
-        if op.type not in _READERS
-    }
+    return frozenset(
+        id(handle) for op, handle in uses if op.type not in _READERS
+    )

@@ -92,11 +92,7 @@ class Planner:
     def plan(self) -> GraphPlan:
         """Returns the plans of all ops that have an effect."""
         all_ops = self.graph.get_operations()
-        written = {
-            op
-            for index, op in enumerate(all_ops)
-            if self.off or regions.is_as_written(self.graph, index)
-        }
+        written = set(all_ops) if self.off else regions.marked_ops(self.graph)
         if not self.keeps_all:
             all_ops = needed_ops(all_ops, self.outputs)
         pairs = [(op, op in written) for op in in_order(all_ops)]
@@ -316,51 +312,53 @@ class Planner:
         return frozenset(found)
 
     def _nested(
-        self,
-        op: tf.Operation,
-        name: str,
-        inputs: Sequence[tf.Tensor],
-        off: bool,
+        self, graph: Any, inputs: Sequence[_Value], off: bool
     ) -> GraphPlan:
         """Returns the plan of a function that an op calls.
 
         Args:
-            op: The op.
-            name: Name of the function.
-            inputs: What the op gives it.
-            off: Whether the function stays as it is written.
+            graph: The graph of the function.
+            inputs: What is known of its inputs.
+            off: Whether it stays as it is written.
         """
-        graph = tensorflow_internals.function_graph(self.graph, name, op)
-        values = [self._value(each) for each in inputs]
         return Planner(
             self.target,
             graph,
             [
                 (inside, value.dtype)
-                for inside, value in zip(graph.inputs, values, strict=True)
+                for inside, value in zip(graph.inputs, inputs, strict=True)
             ],
             graph.outputs,
-            [value.parameter for value in values],
+            [value.parameter for value in inputs],
             off,
             self.keeps_all,
         ).plan()
 
+    def _functions(self, op: tf.Operation) -> list[Any]:
+        """Returns the graphs of the functions that an op calls."""
+        return [
+            tensorflow_internals.function_graph(self.graph, name, op)
+            for name in function_names(op)
+        ]
+
     def _plan_call(self, op: tf.Operation, off: bool) -> OpPlan:
-        (name,) = function_names(op)
-        plan = self._nested(op, name, op.inputs, off)
+        (graph,) = self._functions(op)
+        values = [self._value(each) for each in op.inputs]
+        plan = self._nested(graph, values, off)
         return OpPlan(
             op,
             CONTROL_FLOW,
             "the function is rewritten where it is called",
-            tuple(self._value(each).dtype for each in op.inputs),
+            tuple(value.dtype for value in values),
             plan.outputs,
             graphs=(plan,),
         )
 
     def _plan_branches(self, op: tf.Operation, off: bool) -> OpPlan:
+        values = [self._value(each) for each in op.inputs]
         plans = tuple(
-            self._nested(op, name, op.inputs[1:], off)
-            for name in function_names(op)
+            self._nested(graph, values[1:], off)
+            for graph in self._functions(op)
         )
         outputs = tuple(
             dtypes[0] if len(set(dtypes)) == 1 else tensor.dtype
@@ -372,47 +370,26 @@ class Planner:
             op,
             CONTROL_FLOW,
             "an output is 16-bit where it is in all branches",
-            tuple(self._value(each).dtype for each in op.inputs),
+            tuple(value.dtype for value in values),
             outputs,
             graphs=plans,
         )
 
     def _plan_loop(self, op: tf.Operation, off: bool) -> OpPlan:
-        condition, body = (
-            tensorflow_internals.function_graph(self.graph, name, op)
-            for name in function_names(op)
-        )
+        condition, body = self._functions(op)
         invariant = invariants(body)
-        inputs = tuple(
-            self._value(each).dtype if same else each.dtype
-            for each, same in zip(op.inputs, invariant, strict=True)
-        )
-        flags = [
-            same and self._value(each).parameter
+        values = [
+            self._value(each) if same else _Value(each.dtype)
             for each, same in zip(op.inputs, invariant, strict=True)
         ]
-        plans = tuple(
-            Planner(
-                self.target,
-                graph,
-                list(zip(graph.inputs, inputs, strict=True)),
-                graph.outputs,
-                flags,
-                off,
-                self.keeps_all,
-            ).plan()
-            for graph in (condition, body)
-        )
         return OpPlan(
             op,
             CONTROL_FLOW,
             "what a loop carries from turn to turn stays float32",
-            inputs,
-            tuple(
-                dtype if same else tensor.dtype
-                for tensor, dtype, same in zip(
-                    op.outputs, inputs, invariant, strict=True
-                )
+            tuple(value.dtype for value in values),
+            tuple(value.dtype for value in values),
+            graphs=(
+                self._nested(condition, values, off),
+                self._nested(body, values, off),
             ),
-            graphs=plans,
         )

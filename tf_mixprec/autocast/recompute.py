@@ -20,12 +20,12 @@ from tf_mixprec.autocast import custom_gradients
 from tf_mixprec.autocast import kernels
 from tf_mixprec.autocast import op_lists
 from tf_mixprec.autocast import plan as planning
-from tf_mixprec.autocast import tensorflow_internals
 from tf_mixprec.autocast.casts import Frame
 from tf_mixprec.autocast.emit import Emitter
 from tf_mixprec.autocast.plan import GraphPlan
 from tf_mixprec.autocast.plan import Target
 from tf_mixprec.autocast.planner import Planner
+from tf_mixprec.autocast.trace import Trace
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -49,16 +49,16 @@ def recomputed(function: Callable[[], Any]) -> Any:
         CannotRecomputeError: If it has a state in a loop or in a branch, or
             looks rows up in a variable.
     """
-    trace = _Trace(function)
-    values = [outside for _, outside in trace.floats]
+    twice = _BuiltTwice(function)
+    values = [outside for _, outside in twice.floats]
     reads = [
         tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        for handle, dtype in trace.read
+        for handle, dtype in twice.read
     ]
 
     @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable]:
-        emitter = trace.built(inputs)
+        emitter = twice.built(inputs)
 
         def gradient(*gradients: Any) -> list[Any]:
             given = {
@@ -67,10 +67,10 @@ def recomputed(function: Callable[[], Any]) -> Any:
                 if each is not None and each.dtype.is_floating
             }
             first = next(iter(given.values()))
-            count = len(trace.floats)
+            count = len(twice.floats)
             again = [*_after(inputs[:count], first), *inputs[count:]]
-            saved = trace.results_of_state(emitter)
-            outputs = trace.outputs(trace.built(again, saved))
+            saved = twice.results_of_state(emitter)
+            outputs = twice.outputs(twice.built(again, saved))
             return tf.gradients(
                 [outputs[index] for index in given],
                 again,
@@ -78,13 +78,13 @@ def recomputed(function: Callable[[], Any]) -> Any:
                 unconnected_gradients="zero",
             )
 
-        return trace.outputs(emitter), gradient
+        return twice.outputs(emitter), gradient
 
     outputs = forward(*values, *reads)
-    return trace.packed(outputs)
+    return twice.packed(outputs)
 
 
-class _Trace:
+class _BuiltTwice:
     """The operations of a function, to be built twice.
 
     Args:
@@ -92,36 +92,23 @@ class _Trace:
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        graph = tensorflow_internals.new_graph("recompute")
-        with graph.as_default():
-            self._results = function()
-            self._flat = tf.nest.flatten(self._results, expand_composites=True)
-            graph.outputs = [
-                each
-                for each in self._flat
-                if tf.is_tensor(each) and each.graph is graph
-            ]
-        captures = [
-            (inside, outside)
-            for outside, inside in tensorflow_internals.captures(graph)
-        ]
+        self._trace = trace = Trace("recompute", function)
         # No dtype changes: every op stays as it is written.
         self._target = Target(
             tf.bfloat16, op_lists.DEFAULT, kernels.device_kind()
         )
         self._plan = Planner(
             self._target,
-            graph,
-            [(inside, inside.dtype) for inside, _ in captures],
-            graph.outputs,
+            trace.graph,
+            [(inside, inside.dtype) for inside, _ in trace.inputs],
+            trace.graph.outputs,
             off=True,
-            keeps_all=custom_gradients.are_in(graph),
+            keeps_all=custom_gradients.are_in(trace.graph),
         ).plan()
-        outside_of = {id(inside): outside for inside, outside in captures}
-        uses = list(planning.uses_of_resources(self._plan, outside_of))
-        self._written = frozenset(planning.written(self._plan, outside_of))
-        self._others = [e for e in captures if not e[0].dtype.is_floating]
-        self.floats = [e for e in captures if e[0].dtype.is_floating]
+        uses = list(planning.uses_of_resources(self._plan, trace.outside_of))
+        self._written = planning.written(uses)
+        self._others = [e for e in trace.inputs if not e[0].dtype.is_floating]
+        self.floats = [e for e in trace.inputs if e[0].dtype.is_floating]
         reads = [
             (op, handle)
             for op, handle in uses
@@ -185,19 +172,9 @@ class _Trace:
         """Returns what stands for the tensors that the function returns."""
         return [emitter.value(each) for each in self._plan.graph.outputs]
 
-    def packed(self, outputs: Any) -> Any:
-        """Returns what the function returns, of other tensors."""
-        new = {
-            id(old): value
-            for old, value in zip(
-                self._plan.graph.outputs, outputs, strict=True
-            )
-        }
-        return tf.nest.pack_sequence_as(
-            self._results,
-            [new.get(id(each), each) for each in self._flat],
-            expand_composites=True,
-        )
+    def packed(self, outputs: Sequence[Any]) -> Any:
+        """Returns what the function returns, with other tensors."""
+        return self._trace.packed(outputs)
 
 
 def _check(plan: GraphPlan, uses: Iterable[tuple[Any, Any]]) -> None:

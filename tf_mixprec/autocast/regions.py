@@ -35,9 +35,11 @@ def as_written() -> Iterator[None]:
         _spans.setdefault(graph, []).append((first, last))
 
 
-def is_as_written(graph: Any, index: int) -> bool:
-    """Returns whether the op at a place in a graph was marked."""
-    return any(first <= index < last for first, last in _spans.get(graph, ()))
+def marked_ops(graph: Any) -> set[Any]:
+    """Returns the ops of a graph that were marked."""
+    all_ops = graph.get_operations()
+    spans = _spans.get(graph, ())
+    return {op for first, last in spans for op in all_ops[first:last]}
 
 
 def full_precision(function: Callable) -> Callable:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from tf_mixprec._table import table_text
 from tf_mixprec.autocast import plan as planning
 from tf_mixprec.autocast.autocast import AutocastFunction
 from tf_mixprec.autocast.autocast import BoundAutocastFunction
@@ -20,7 +20,6 @@ from tf_mixprec.autocast.islands import Island
 from tf_mixprec.autocast.islands import islands_of
 from tf_mixprec.autocast.plan import GraphPlan
 from tf_mixprec.autocast.plan import OpPlan
-from tf_mixprec.autocast.rewrite import Rewriting
 from tf_mixprec.autocast.rewrite import rewriting_of
 
 if keras.backend.backend() == "tensorflow":
@@ -116,12 +115,14 @@ class AutocastReport:
     def __str__(self) -> str:
         """The census, the casts, the islands and what is unknown."""
         parts = [
-            _table(
-                ("op", "dtype", "count", "because"),
+            table_text(
                 [
-                    (op_type, dtype, str(count), self._reasons(op_type, dtype))
-                    for (op_type, dtype), count in sorted(self.census.items())
-                ],
+                    ("op", "dtype", "count", "because"),
+                    *(
+                        (*key, str(count), self._reasons(*key))
+                        for key, count in sorted(self.census.items())
+                    ),
+                ]
             ),
             f"casts: {len(self.casts)}, {self.cast_bytes:,} bytes in a call"
             + _listed(self.casts, "casts"),
@@ -187,7 +188,8 @@ def autocast_report(function: Any, *args: Any, **kwargs: Any) -> AutocastReport:
             '`mp.autocast` the dtype "bfloat16". Received: '
             f"function={function!r}"
         )
-    parts = list(_parts(function.rewriting(*args, **kwargs)))
+    rewriting = function.rewriting(*args, **kwargs)
+    parts = list(_parts(rewriting.plan, rewriting.casts))
     low = tf.as_dtype(function.dtype)
     return AutocastReport(
         function.dtype,
@@ -221,23 +223,25 @@ class _Part:
     casts: list[CastRecord]
 
 
-def _parts(rewriting: Rewriting, prefix: str = "") -> Iterator[_Part]:
-    """Yields the graphs of a function, and those of others under autocast."""
-    yield from _graphs(rewriting.plan, prefix, rewriting.casts)
-
-
-def _graphs(
-    plan: GraphPlan, prefix: str, casts: list[CastRecord]
+def _parts(
+    plan: GraphPlan, casts: list[CastRecord], prefix: str = ""
 ) -> Iterator[_Part]:
+    """Yields a graph and those that it calls, also under an autocast of theirs.
+
+    Args:
+        plan: The plan of the graph.
+        casts: The casts that were built for it.
+        prefix: The path of what calls it.
+    """
     yield _Part(plan, prefix, casts)
     for each in plan.ops:
+        path = f"{prefix}{each.op.name}/"
         for graph in each.graphs:
-            path = f"{prefix}{each.op.name}/"
             of_another = rewriting_of(graph.graph)
             if of_another is None:
-                yield from _graphs(graph, path, [])
+                yield from _parts(graph, [], path)
             else:
-                yield from _parts(of_another, path)
+                yield from _parts(of_another.plan, of_another.casts, path)
 
 
 def _decisions(part: _Part) -> Iterator[OpDecision]:
@@ -276,14 +280,3 @@ def _listed(entries: Sequence[Any], name: str) -> str:
         rest = len(entries) - _SHOWN
         lines.append(f"\n  and {rest} more, in `report.{name}`")
     return "".join(lines)
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) for text, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )

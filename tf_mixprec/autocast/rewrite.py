@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from tf_mixprec.autocast import custom_gradients
 from tf_mixprec.autocast import parameters
 from tf_mixprec.autocast import tensorflow_internals
@@ -17,11 +15,10 @@ from tf_mixprec.autocast.casts import Frame
 from tf_mixprec.autocast.emit import Emitter
 from tf_mixprec.autocast.plan import GraphPlan
 from tf_mixprec.autocast.plan import Target
+from tf_mixprec.autocast.plan import uses_of_resources
 from tf_mixprec.autocast.plan import written
 from tf_mixprec.autocast.planner import Planner
-
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
+from tf_mixprec.autocast.trace import Trace
 
 # What TensorFlow and Python say of a tensor that has no value.
 _SYMBOLIC = re.compile(r"[Ss]ymbolic ?`?(tf\.)?Tensor")
@@ -75,42 +72,28 @@ def rewritten(
     Returns:
         What the function returns, in the same dtypes.
     """
-    graph = tensorflow_internals.new_graph("autocast")
-    with graph.as_default():
-        results = _traced(function, args, kwargs)
-        flat = tf.nest.flatten(results, expand_composites=True)
-        graph.outputs = list(
-            {
-                id(each): each for each in flat if _is_inside(each, graph)
-            }.values()
-        )
-    inputs = [
-        (inside, outside)
-        for outside, inside in tensorflow_internals.captures(graph)
-    ]
+    trace = Trace("autocast", lambda: _traced(function, args, kwargs))
     plan = Planner(
         target,
-        graph,
-        [(inside, inside.dtype) for inside, _ in inputs],
-        graph.outputs,
+        trace.graph,
+        [(inside, inside.dtype) for inside, _ in trace.inputs],
+        trace.graph.outputs,
         [
             parameters.is_constant_that_fits(outside, target.low)
-            for _, outside in inputs
+            for _, outside in trace.inputs
         ],
-        keeps_all=custom_gradients.are_in(graph),
+        keeps_all=custom_gradients.are_in(trace.graph),
     ).plan()
-    outside_of = {id(inside): outside for inside, outside in inputs}
-    frame = Frame("function", written=frozenset(written(plan, outside_of)))
-    values = Emitter(target, plan, frame).run(inputs)
-    new = {
-        id(old): frame.get(value, old.dtype, old.name)
-        if value.dtype != old.dtype
-        else value
-        for old, value in zip(graph.outputs, values, strict=True)
-    }
-    flat = [new.get(id(each), each) for each in flat]
+    uses = uses_of_resources(plan, trace.outside_of)
+    frame = Frame("function", written=written(uses))
+    values = Emitter(target, plan, frame).run(trace.inputs)
     setattr(frame.graph, _KEPT, Rewriting(target, plan, frame.records))
-    return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+    return trace.packed(
+        [
+            frame.get(value, old.dtype, old.name)
+            for old, value in zip(trace.graph.outputs, values, strict=True)
+        ]
+    )
 
 
 def _traced(function: Callable, args: Any, kwargs: Any) -> Any:
@@ -127,12 +110,3 @@ def _traced(function: Callable, args: Any, kwargs: Any) -> Any:
             "or put it into `tf.numpy_function`. Received: function="
             f"{function!r}, which raised {type(error).__name__}: {error}"
         ) from error
-
-
-def _is_inside(value: Any, graph: Any) -> bool:
-    """Returns whether something is a tensor of a graph."""
-    return (
-        isinstance(value, tf.Tensor)
-        and tf.is_symbolic_tensor(value)
-        and value.graph is graph
-    )

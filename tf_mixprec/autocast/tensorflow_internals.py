@@ -104,12 +104,8 @@ def function_graph(graph: Any, name: str, op: tf.Operation) -> Any:
         name: Name of the function.
         op: The op.
     """
-    while graph is not None:
-        function = graph._get_function(name)
-        if function is not None:
-            break
-        graph = getattr(graph, "outer_graph", None)
-    else:
+    function = _function(graph, name)
+    if function is None:
         raise KeyError(name)
     definition = function.cached_definition
     traced = getattr(function, "graph", None)  # TensorFlow 1's has none
@@ -129,10 +125,16 @@ def copy_functions(source: Any, target: Any, op: tf.Operation) -> None:
         names = [value.func.name] if value.func.name else []
         names += [each.name for each in value.list.func]
         for name in names:
-            graph = source
-            while graph is not None:
-                function = graph._get_function(name)
-                if function is not None:
-                    target._add_function_recursive(function)
-                    break
-                graph = getattr(graph, "outer_graph", None)
+            function = _function(source, name)
+            if function is not None:
+                target._add_function_recursive(function)
+
+
+def _function(graph: Any, name: str) -> Any:
+    """Returns a function that a graph, or one around it, knows; or `None`."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function
+        graph = getattr(graph, "outer_graph", None)
+    return None

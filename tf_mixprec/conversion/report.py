@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from tf_mixprec._table import table_text
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertedLayer:
@@ -65,23 +67,13 @@ class ConversionReport:
             (each.path, each.layer_class, each.policy, _rule_text(each))
             for each in self.layers
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            "  ".join(
-                [
-                    *(row[i].ljust(width) for i, width in enumerate(widths)),
-                    row[-1],
-                ]
-            ).rstrip()
-            for row in rows
-        ]
         head = [f"policy: {self.policy}"]
         if self.reason:
             head.append(self.reason)
         if self.in_place:
             head.append("The model itself was changed; it has no copy.")
         head += self.notes
-        return "\n".join([*head, "", *lines])
+        return "\n".join([*head, "", table_text(rows)])
 
 
 def _rule_text(layer: ConvertedLayer) -> str:

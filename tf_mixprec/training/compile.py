@@ -119,7 +119,7 @@ def compile(
     check_arguments(model, kwargs)
     check_is_bool("safe_skip", safe_skip)
     found = SixteenBitLayers.of(model)
-    cast_to = checked_dtype(model, autocast)
+    cast_to = checked_dtype(model, autocast, found)
     gradients = found.with_model(model, cast_to)
     choice = OptimizerChoice(gradients, wraps_all=safe_skip)
     jit_compile, jit_reasons = _chosen_jit_compile(jit_compile, gradients)

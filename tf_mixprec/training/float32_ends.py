@@ -14,6 +14,7 @@ from typing import Any
 
 from tf_mixprec.layers.float32_inside import widened_tensors
 from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import covered
 from tf_mixprec.training.instance_methods import set_method
 
 
@@ -42,21 +43,20 @@ def outputs_in_float32(model: Any, *, training: bool) -> Iterator[None]:
         model: The model.
         training: How it is called where `training` is not given.
     """
-    call = model.call
-    takes_training = "training" in inspect.signature(call).parameters
 
-    @functools.wraps(call)
-    def wide_call(*args: Any, **kwargs: Any) -> Any:
-        if takes_training and kwargs.get("training") is None:
-            kwargs["training"] = training
-        return _widened(call(*args, **kwargs))
+    def wide(_: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        takes_training = "training" in inspect.signature(call).parameters
 
-    # Past Keras's tracking of attributes.
-    vars(model)["call"] = wide_call
-    try:
+        @functools.wraps(call)
+        def wide_call(*args: Any, **kwargs: Any) -> Any:
+            if takes_training and kwargs.get("training") is None:
+                kwargs["training"] = training
+            return _widened(call(*args, **kwargs))
+
+        return wide_call
+
+    with covered([model], "call", wide):
         yield
-    finally:
-        del vars(model)["call"]
 
 
 def _with_wide_predictions(method: Callable[..., Any]) -> Callable[..., Any]:

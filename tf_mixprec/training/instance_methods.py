@@ -1,6 +1,10 @@
 """Methods that one object has in the place of those of its class."""
 
+import contextlib
+import functools
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 Method = Callable[..., Any]
@@ -56,6 +60,26 @@ def cover_method(
             vars(instance)[name] = own
 
     return uncover
+
+
+@contextlib.contextmanager
+def covered(
+    instances: Sequence[Any],
+    name: str,
+    replacement: Callable[[Any, Method], Method],
+) -> Iterator[None]:
+    """Covers a method of some objects in a block.
+
+    Args:
+        instances: The objects.
+        name: The name of the method.
+        replacement: From an object and the method there is to the one to be.
+    """
+    with contextlib.ExitStack() as stack:
+        for instance in instances:
+            replace = functools.partial(replacement, instance)
+            stack.callback(cover_method(instance, name, replace))
+        yield
 
 
 def unset_method(instance: Any, name: str) -> None:

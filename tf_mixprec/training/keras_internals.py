@@ -50,31 +50,49 @@ def take_losses(model: Any) -> list[Any]:
     return losses
 
 
-def mask_of(tensor: Any) -> Any:
-    """Returns the mask that a layer has put on a tensor; `None` for none."""
-    return getattr(tensor, "_keras_mask", None)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Puts a mask on a tensor, unless it is `None`."""
-    if mask is not None:
-        tensor._keras_mask = mask
-
-
-def set_masks(outputs: Any, masks: list[Any]) -> None:
-    """Puts masks on what a layer returns.
+def taken(layer: Any, outputs: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Returns all that a call has made, as what a function can return.
 
     Args:
-        outputs: Tensors, nested.
-        masks: One for each, or `None`.
+        layer: The layer that was called.
+        outputs: What it returned: tensors, nested.
+
+    Returns:
+        The outputs, the mask on each of them, and the losses that were added.
     """
+    masks = [_mask_of(each) for each in keras.tree.flatten(outputs)]
+    return outputs, masks, take_losses(layer)
+
+
+def put_back(layer: Any, results: tuple[Any, list[Any], list[Any]]) -> Any:
+    """Returns the outputs of `taken`, with their masks, and adds the losses.
+
+    Args:
+        layer: The layer that was called.
+        results: What `taken` returned, as other tensors.
+    """
+    outputs, masks, losses = results
     for tensor, mask in zip(keras.tree.flatten(outputs), masks, strict=True):
-        set_mask(tensor, mask)
+        _set_mask(tensor, mask)
+    for loss in losses:
+        layer.add_loss(loss)
+    return outputs
 
 
 def copy_mask(source: Any, target: Any) -> None:
     """Puts the mask of one tensor on another."""
-    set_mask(target, mask_of(source))
+    _set_mask(target, _mask_of(source))
+
+
+def _mask_of(tensor: Any) -> Any:
+    """Returns the mask that a layer has put on a tensor; `None` for none."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _set_mask(tensor: Any, mask: Any) -> None:
+    """Puts a mask on a tensor, unless it is `None`."""
+    if mask is not None:
+        tensor._keras_mask = mask
 
 
 def loss_tracker(model: Any) -> Any:

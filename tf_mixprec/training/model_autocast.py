@@ -10,50 +10,57 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.autocast import AutocastFunction
 from tf_mixprec.autocast import autocast
+from tf_mixprec.autocast.autocast import CHOICES
+from tf_mixprec.autocast.autocast import DTYPES
+from tf_mixprec.autocast.autocast import check_backend
+from tf_mixprec.autocast.autocast import resolved
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import cover_method
+from tf_mixprec.training.instance_methods import covered
 from tf_mixprec.training.instance_methods import original_method
 from tf_mixprec.training.sixteen_bits import SixteenBitLayers
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-_DTYPES = ("bfloat16", "float16", "float32", "auto")
 _STEPS = ("train_step", "test_step", "predict_step")
 _KEPT = "_tf_mixprec_autocast"
 
 
-def checked_dtype(model: Any, dtype: str | None) -> str | None:
+def checked_dtype(
+    model: Any, dtype: str | None, found: SixteenBitLayers
+) -> str | None:
     """Returns the dtype that a model is to be under autocast in.
 
     Args:
         model: The model.
         dtype: `"bfloat16"`, `"float16"`, `"float32"`, `"auto"` or `None`.
+        found: The layers of the model that work in 16 bits.
 
     Returns:
         `"bfloat16"`, `"float16"`, or `None` for no autocast.
     """
     if dtype is None:
         return None
-    if dtype not in _DTYPES:
+    check_backend()
+    if dtype not in CHOICES:
         raise ValueError(
-            f"`autocast` must be one of {_DTYPES}, or None for no autocast, "
+            f"`autocast` must be one of {CHOICES}, or None for no autocast, "
             "because it says which 16-bit float the calls of the model are "
             f"computed in. Received: autocast={dtype!r}"
         )
-    function = autocast(lambda: None, dtype)
-    if not isinstance(function, AutocastFunction) or function.is_off:
+    computes_in = resolved(dtype)
+    if computes_in not in DTYPES:
         return None
-    if SixteenBitLayers.of(model):
+    if found:
         raise ValueError(
             "`autocast` must be given for a model whose layers are float32, "
             "because layers in 16 bits cast by themselves; leave it out. "
             f"Received: autocast={dtype!r}, and a model with layers in 16 bits"
         )
     _check_merges_nothing(model)
-    return function.dtype
+    return computes_in
 
 
 def _check_merges_nothing(model: Any) -> None:
@@ -91,15 +98,12 @@ class ModelAutocast:
         """
 
         def with_autocast(*args: Any, **kwargs: Any) -> Any:
-            uncover = cover_method(self._model, "call", self._cast)
-            try:
+            with covered([self._model], "call", self._cast):
                 return function(*args, **kwargs)
-            finally:
-                uncover()
 
         return with_autocast
 
-    def _cast(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _cast(self, model: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def cast_call(*args: Any, **kwargs: Any) -> Any:
             given = tf.nest.flatten((args, kwargs))
@@ -111,20 +115,11 @@ class ModelAutocast:
                     keras_internals.copy_mask(given[place], tensor)
                     inside[place] = tensor
                 some, named = tf.nest.pack_sequence_as((args, kwargs), inside)
-                outputs = call(*some, **named)
-                masks = [
-                    keras_internals.mask_of(each)
-                    for each in keras.tree.flatten(outputs)
-                ]
-                losses = keras_internals.take_losses(self._model)
-                return outputs, masks, losses
+                return keras_internals.taken(model, call(*some, **named))
 
             function = autocast(forward, self._dtype)
-            outputs, masks, losses = function(*[given[i] for i in places])
-            keras_internals.set_masks(outputs, masks)
-            for loss in losses:
-                self._model.add_loss(loss)
-            return outputs
+            results = function(*[given[i] for i in places])
+            return keras_internals.put_back(model, results)
 
         return cast_call
 

@@ -5,11 +5,9 @@ until the backward pass. Random numbers are the same the second time, and moving
 statistics move once.
 """
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,7 +15,7 @@ import keras
 from tf_mixprec.autocast.recompute import CannotRecomputeError
 from tf_mixprec.autocast.recompute import recomputed
 from tf_mixprec.training import keras_internals
-from tf_mixprec.training.instance_methods import cover_method
+from tf_mixprec.training.instance_methods import covered
 from tf_mixprec.training.sixteen_bits import path_of
 
 
@@ -81,18 +79,10 @@ class Remat:
         """
 
         def with_remat(*args: Any, **kwargs: Any) -> Any:
-            with self._covered():
+            with covered(self._layers, "call", self._again):
                 return function(*args, **kwargs)
 
         return with_remat
-
-    @contextlib.contextmanager
-    def _covered(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for layer in self._layers:
-                cover = functools.partial(self._again, layer)
-                stack.callback(cover_method(layer, "call", cover))
-            yield
 
     def _again(
         self, layer: Any, call: Callable[..., Any]
@@ -100,13 +90,10 @@ class Remat:
         @functools.wraps(call)
         def call_again(*args: Any, **kwargs: Any) -> Any:
             def forward() -> Any:
-                outputs = call(*args, **kwargs)
-                flat = keras.tree.flatten(outputs)
-                masks = [keras_internals.mask_of(each) for each in flat]
-                return outputs, masks, keras_internals.take_losses(layer)
+                return keras_internals.taken(layer, call(*args, **kwargs))
 
             try:
-                outputs, masks, losses = recomputed(forward)
+                results = recomputed(forward)
             except CannotRecomputeError as error:
                 if not self._strict:
                     return call(*args, **kwargs)
@@ -115,9 +102,6 @@ class Remat:
                     "again; leave it out. Received: layer "
                     f"{path_of(layer)!r}, where {error}"
                 ) from error
-            keras_internals.set_masks(outputs, masks)
-            for loss in losses:
-                layer.add_loss(loss)
-            return outputs
+            return keras_internals.put_back(layer, results)
 
         return call_again
