@@ -11,3 +11,11 @@ class LossScaleWarning(UserWarning):
 
 class ConversionWarning(UserWarning):
     """A model was not converted as asked for, but as far as possible."""
+
+
+class DeadUpdateWarning(UserWarning):
+    """Updates are so small that the weights stay as they are."""
+
+
+class NumericsWarning(UserWarning):
+    """A step was inf or nan, and that will not pass by itself."""

@@ -1,21 +1,34 @@
-"""Shows the loss scale in the epoch logs."""
+"""Shows the loss scale, and how it moves, in the epoch logs."""
 
 from typing import Any
 
 import keras
 
+from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.optimizers import LossScaleOptimizer
 
 
 class LossScaleLogger(keras.callbacks.Callback):
-    """Adds `loss_scale` and `skipped_steps` to the logs of each epoch.
+    """Adds the loss scale, its moves and skipped steps to the epoch logs.
+
+    ```text
+    loss_scale             at the end of the epoch, dimensionless
+    loss_scale_min         the smallest of the epoch, start and end included
+    loss_scale_max         the largest
+    loss_scale_growths     how often it has grown, and
+    loss_scale_backoffs    backed off, since a first logger was used with it
+    skipped_steps          steps skipped since the optimizer was made
+    ```
 
     So `History`, the progress bar, TensorBoard and CSV files show them. The
     device is asked once an epoch, not once a batch. Callbacks see the logs in
     the order in which `fit` is given them: put this one before a `CSVLogger`.
 
-    Both are values at the end of the epoch: `loss_scale` is dimensionless, and
-    `skipped_steps` counts all steps skipped since the optimizer was made.
+    Moves are counted on the device, which a train function that was traced
+    without does not do: it is traced anew, once. What a file or a program sets
+    the scale to is no move, and neither is a backoff that the floor stops. The
+    counts are in no file; those of a resumed run start at 0. Other backends
+    than TensorFlow have `loss_scale` and `skipped_steps` only.
 
     Args:
         optimizer: The `mp.LossScaleOptimizer` to ask. Defaults to the model's;
@@ -39,15 +52,24 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizer = self._asked()
-        if not isinstance(optimizer, LossScaleOptimizer):
-            raise ValueError(
-                "`LossScaleLogger` must be used with an "
-                "`mp.LossScaleOptimizer`, because it logs its loss scale and "
-                "its skipped steps. Compile the model with "
-                "`optimizer=mp.wrap(optimizer)`; under `mixed_float16` Keras "
-                "otherwise wraps it in a class of its own. Received: "
-                f"optimizer={optimizer!r}"
-            )
+        check_is_wrapped(
+            "LossScaleLogger",
+            optimizer,
+            "it logs its loss scale and its skipped steps",
+        )
+        if keras.backend.backend() != "tensorflow":
+            return
+        with self.model.distribute_strategy.scope():
+            is_new = optimizer.notes.follow_scale()
+        if is_new:
+            self.model.make_train_function(force=True)
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        optimizer = self._asked()
+        if optimizer.notes.moves is not None:
+            optimizer.notes.moves.restart_bounds(optimizer.loss_scale)
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -59,6 +81,13 @@ class LossScaleLogger(keras.callbacks.Callback):
         to_numpy = keras.ops.convert_to_numpy
         logs["loss_scale"] = float(to_numpy(optimizer.loss_scale))
         logs["skipped_steps"] = int(to_numpy(optimizer.skipped_steps))
+        if optimizer.notes.moves is None:
+            return
+        moves = optimizer.notes.moves.read()
+        logs["loss_scale_min"] = moves.smallest
+        logs["loss_scale_max"] = moves.largest
+        logs["loss_scale_growths"] = moves.growths
+        logs["loss_scale_backoffs"] = moves.backoffs
 
     def _asked(self) -> Any:
         return self._optimizer or self.model.optimizer

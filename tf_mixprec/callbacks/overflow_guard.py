@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import keras
 
+from tf_mixprec.callbacks.asked_optimizer import build_if_possible
+from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.callbacks.batches import EveryBatches
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.optimizers import LossScaleOptimizer
-from tf_mixprec.training import keras_internals
 
 _ACTIONS = ("warn", "stop", "raise")
 _NAMED = 10
@@ -127,9 +128,7 @@ class OverflowGuard(keras.callbacks.Callback):
         optimizer = self._asked()
         _check_can_guard(optimizer)
         self._begin()
-        if optimizer is self.model.optimizer and _is_built(self.model):
-            with self.model.distribute_strategy.scope():
-                optimizer.build(self.model.trainable_variables)
+        build_if_possible(self.model, optimizer)
         self._count_if_built()
 
     def on_epoch_begin(
@@ -228,13 +227,6 @@ def _where(counts: dict[str, int]) -> str:
     return f"Variables with such gradients, and how often: {named}{more}."
 
 
-def _is_built(model: keras.Model) -> bool:
-    """Returns whether all variables are there."""
-    return model.built and all(
-        layer.built for layer in keras_internals.all_layers(model)
-    )
-
-
 def _check_action(action: Any) -> None:
     """Raises unless this is a known action."""
     if not isinstance(action, str):
@@ -261,14 +253,9 @@ def _check_type(optimizer: Any) -> None:
 
 def _check_can_guard(optimizer: Any) -> None:
     """Raises unless the optimizer skips steps and can count gradients."""
-    if not isinstance(optimizer, LossScaleOptimizer):
-        raise ValueError(
-            "`OverflowGuard` must be used with an `mp.LossScaleOptimizer`, "
-            "because that skips steps and counts them. Compile the model with "
-            "`optimizer=mp.wrap(optimizer)`; under `mixed_float16` Keras "
-            "otherwise wraps it in a class of its own. Received: "
-            f"optimizer={optimizer!r}"
-        )
+    check_is_wrapped(
+        "OverflowGuard", optimizer, "that skips steps and counts them"
+    )
     if not optimizer.skip_nonfinite:
         raise ValueError(
             "`OverflowGuard` must be used with an optimizer that skips steps, "

@@ -63,6 +63,36 @@ class Clipping:
         limit = self.global_norm or float("inf")
         return limit * tf.minimum(1.0 / norm, 1.0 / limit)
 
+    def clips(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        divisor: Tensor,
+        norm: Tensor,
+    ) -> Tensor:
+        """Returns whether gradients exceed the bound, a scalar bool tensor.
+
+        Args:
+            gradients: Gradients of the scaled loss, all finite.
+            variables: The variable of each.
+            divisor: Scalar float32 tensor: what they are to be divided by.
+            norm: Scalar float32 tensor: the global norm of the quotients.
+        """
+        if self.global_norm is not None:
+            return norm > self.global_norm
+        values = [
+            tf.cast(gradient_lists.row_values(g), tf.float32)
+            for g, v in zip(gradients, variables, strict=True)
+            if g is not None and not gradient_lists.is_overwritten(v)
+        ]
+        if not values or (self.norm is None and self.value is None):
+            return tf.constant(False)
+        if self.norm is not None:
+            sizes = [tf.sqrt(2.0 * tf.nn.l2_loss(each)) for each in values]
+            return tf.reduce_any(tf.stack(sizes) / divisor > self.norm)
+        sizes = [tf.reduce_max(tf.abs(each)) for each in values]
+        return tf.reduce_any(tf.stack(sizes) / divisor > self.value)
+
     def each(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Gradient]:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from tf_mixprec import numerics
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
-from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
-from tf_mixprec.optimizers import keras_internals
+from tf_mixprec.optimizers.noted_variables import noted
+from tf_mixprec.optimizers.noted_variables import on_this_replica
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -39,8 +38,9 @@ class NonfiniteCounts:
         )
         self._key_of = key_of
         self._index = {key_of(v): index for index, v in enumerate(variables)}
-        self._counts = _zeros((len(self._paths),), "nonfinite_counts")
-        self._skipped_at_floor = _zeros((), "skipped_at_floor")
+        # Of 64 bits on TensorFlow: a GPU holds no int32 variable.
+        self._counts = noted((len(self._paths),), "int", "nonfinite_counts")
+        self._skipped_at_floor = noted((), "int", "skipped_at_floor")
 
     def reset(self) -> None:
         """Starts at 0 again, from outside of the replicas."""
@@ -66,7 +66,7 @@ class NonfiniteCounts:
         Args:
             flags: A bool for each counter, the same on every replica.
         """
-        counts = _on_this_replica(self._counts)
+        counts = on_this_replica(self._counts)
         counts.assign_add(tf.cast(flags, counts.dtype))
 
     def add_at_floor(self, skips: Tensor, is_at_floor: Tensor) -> None:
@@ -77,7 +77,7 @@ class NonfiniteCounts:
             is_at_floor: Scalar bool tensor: whether its loss scale was the
                 least that there is.
         """
-        count = _on_this_replica(self._skipped_at_floor)
+        count = on_this_replica(self._skipped_at_floor)
         count.assign(
             tf.where(is_at_floor, count + tf.cast(skips, count.dtype), 0)
         )
@@ -106,22 +106,6 @@ class NonfiniteCounts:
     def read_at_floor(self) -> int:
         """Returns the steps skipped at the floor. Waits for the device."""
         return int(ops.convert_to_numpy(self._skipped_at_floor))
-
-
-def _zeros(shape: tuple[int, ...], name: str) -> Variable:
-    return keras.Variable(
-        np.zeros(shape),
-        dtype="int",  # of 64 bits on TensorFlow: a GPU holds no int32 variable
-        trainable=False,
-        aggregation="only_first_replica",
-        name=name,
-    )
-
-
-def _on_this_replica(variable: Variable) -> Any:
-    return distribution.component_on_this_replica(
-        keras_internals.held_variable(variable)
-    )
 
 
 def _distinct(paths: Sequence[str]) -> list[str]:

@@ -54,8 +54,8 @@ class Step(NamedTuple):
         clipping: How to clip what is unscaled, gradient by gradient.
         state: Variables of the loss scale, which every step may write to.
         judge: Returns `found_inf` of scaled gradients and their variables.
-        note: Notes which gradients are inf or nan, given `found_inf`, the
-            gradients and their variables.
+        note: Notes what callbacks ask for, given the gradients, their
+            variables and the verdict.
         move: Writes the next state of the loss scale, given the verdict.
         options: How to trace it.
     """
@@ -66,7 +66,7 @@ class Step(NamedTuple):
     clipping: Clipping
     state: Sequence[Variable]
     judge: Callable[[Sequence[Gradient], Sequence[Variable]], Tensor]
-    note: Callable[[Tensor, Sequence[Gradient], Sequence[Variable]], None]
+    note: Callable[[Sequence[Gradient], Sequence[Variable], Verdict], None]
     move: Callable[[Verdict], None]
     options: StepOptions
 
@@ -157,9 +157,9 @@ def take(
     clips = compiles and _clips_by_known_norm(step, gradients)
     if verdict is None:
         verdict = _judged(*arguments, with_norm=clips)
+    step.note(gradients, variables, verdict)
     if not clips:
         verdict = verdict._replace(norm=None)
-    step.note(verdict.found_inf, gradients, variables)
     if compiles or distribution.is_distributed():
         _take_apart(*arguments, verdict, traces, compiles=compiles)
     else:

@@ -80,6 +80,7 @@ class SharedLossScale:
         self._found_inf = _flag("found_inf_in_round")
         self._optimizers: list[LossScaleOptimizer] = []
         self._traced_update: Callable[[], None] | None = None
+        self._followed: list[bool] = []  # in that trace
 
     @property
     def loss_scale(self) -> Variable:
@@ -155,22 +156,26 @@ class SharedLossScale:
     @as_written
     def update(self) -> None:
         """Ends a round: moves the scale. Without a step nothing moves."""
-        if self._traced_update is None:
+        followed = [o.notes.moves is not None for o in self._optimizers]
+        if self._traced_update is None or self._followed != followed:
             self._traced_update = traced(self._update)
+            self._followed = followed
         self._traced_update()
 
     def _update(self) -> None:
         state = LossScaleState(*(ops.convert_to_tensor(v) for v in self._state))
+        before = ops.copy(self.loss_scale)  # read here and not later
         moved = next_state(state, self._found_inf, self.rule)
         stepped = ops.convert_to_tensor(self._stepped)
         for variable, old, new in zip(self._state, state, moved, strict=True):
             distribution.assign(variable, ops.where(stepped, new, old))
         for flag in self.round_variables:
             distribution.assign(flag, ops.convert_to_tensor(False))
+        after = ops.convert_to_tensor(self.loss_scale)
         for optimizer in self._optimizers:
-            distribution.assign(
-                optimizer.loss_scale, ops.convert_to_tensor(self.loss_scale)
-            )
+            distribution.assign(optimizer.loss_scale, after)
+            if optimizer.notes.moves is not None:
+                optimizer.notes.moves.note(before, after)
 
 
 @keras.saving.register_keras_serializable(package="tf_mixprec")

@@ -22,6 +22,7 @@ from tf_mixprec.optimizers.clipping import Clipping
 from tf_mixprec.optimizers.ledger import Ledger
 from tf_mixprec.optimizers.live_rule import LiveRule
 from tf_mixprec.optimizers.nonfinite_counts import NonfiniteCounts
+from tf_mixprec.optimizers.step_notes import StepNotes
 from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.tracing import as_written
 from tf_mixprec.optimizers.values_step import ValuesStep
@@ -59,6 +60,7 @@ class SkippingStep(ValuesStep):
         self._ledger = Ledger()
         self._traces = replica_step.Traces()
         self._nonfinite_counts: NonfiniteCounts | None = None
+        self.notes = StepNotes(self)
         # Whether losses are scaled by scales that it does not know.
         self.has_other_scales = False
 
@@ -254,7 +256,14 @@ class SkippingStep(ValuesStep):
             verdict = verdict._replace(factor=factor)
         elif inner_clips and clipping == NONE:
             verdict = verdict._replace(norm=norm)
-        self._step(gradients, variables, verdict, clipping=clipping)
+        self._step(
+            gradients,
+            variables,
+            verdict,
+            clipping=clipping,
+            divisor=divisor,
+            norm=norm,
+        )
         return verdict.is_skipped, norm
 
     def forbidding_scale_loss(
@@ -348,6 +357,8 @@ class SkippingStep(ValuesStep):
         *,
         scaled: bool = True,
         clipping: Clipping = NONE,
+        divisor: Tensor | None = None,
+        norm: Tensor | None = None,
     ) -> None:
         """Updates unless the step is skipped, and moves the loss scale.
 
@@ -356,7 +367,11 @@ class SkippingStep(ValuesStep):
             variables: Their variables.
             verdict: What is known of them; `None` if they are not yet judged.
             scaled: Whether they are still scaled.
-            clipping: How to clip them, gradient by gradient.
+            clipping: How they are clipped.
+            divisor: Scalar float32 tensor: what is to divide them. Defaults to
+                the loss scale if they are scaled.
+            norm: Scalar float32 tensor: the global norm once they are divided;
+                `None` if it is not known.
         """
         self._check_inner_scales_nothing()
 
@@ -367,6 +382,9 @@ class SkippingStep(ValuesStep):
                 gradients = self._unscaled(gradients, variables)
             self._step_on_values(gradients, variables, verdict.found_inf)
             return
+        moves, before = self.notes.moves, None
+        if moves is not None:
+            before = ops.copy(self.loss_scale)  # read here and not later
         replica_step.take(
             replica_step.Step(
                 inner_optimizer=self.inner_optimizer,
@@ -376,9 +394,11 @@ class SkippingStep(ValuesStep):
                 state=[*self._state(), *self._rule_variables()],
                 judge=self._found_inf,
                 note=functools.partial(
-                    self._note_nonfinite,
-                    skips=None if verdict is None else verdict.skips,
+                    self._note,
                     scaled=scaled,
+                    clipping=clipping,
+                    divisor=divisor,
+                    norm=norm,
                 ),
                 move=self._move,
                 options=self._options,
@@ -387,6 +407,37 @@ class SkippingStep(ValuesStep):
             variables,
             verdict,
             self._traces,
+        )
+        if moves is not None:
+            moves.note(before, ops.convert_to_tensor(self.loss_scale))
+
+    def _note(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        verdict: Verdict,
+        *,
+        scaled: bool,
+        clipping: Clipping,
+        divisor: Tensor | None,
+        norm: Tensor | None,
+    ) -> None:
+        """Notes what callbacks ask for, before the step is made."""
+        self._note_nonfinite(
+            verdict.found_inf,
+            gradients,
+            variables,
+            skips=verdict.skips,
+            scaled=scaled,
+        )
+
+        def divided_by() -> Tensor:
+            if divisor is not None:
+                return divisor
+            return ops.convert_to_tensor(self.loss_scale if scaled else 1.0)
+
+        self.notes.note_gradients(
+            gradients, variables, verdict, clipping, divided_by, norm
         )
 
     def _note_nonfinite(

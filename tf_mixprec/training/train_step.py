@@ -1,6 +1,7 @@
 """`TrainStep`: a training step in mixed precision, for loops and `fit`."""
 
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,6 +111,7 @@ class TrainStep:
         optimizer: The `mp.LossScaleOptimizer`.
         loss_scales: By name of a loss, its `mp.SharedLossScale`.
         report: What was compiled, a `mp.CompileReport`.
+        has_own_loss: Whether `compute_loss` is overridden.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -196,8 +198,10 @@ class TrainStep:
         self.optimizer: LossScaleOptimizer = model.optimizer
         misuse.check_scales_once(self.optimizer)
         self.optimizer.has_other_scales = bool(loss_scales)
-        self._function: Any = None
+        self._functions: dict[Hashable, Any] = {}
+        self._sums: GradientSums | None = None
         self._totals: StepTotals | None = None
+        self.has_own_loss = has_hook
         self._losses = LossHook(self) if has_hook else KerasLosses(model)
         self._losses_of: Callable[..., Any] = self._losses
         layers = chosen_layers(model, remat)
@@ -307,6 +311,14 @@ class TrainStep:
         }
 
     @property
+    def losses_of(self) -> Callable[..., Any]:
+        """From a replica's batch to its losses by name, and other scalars.
+
+        Takes `(x, y, sample_weight)`, and counts them in the metrics.
+        """
+        return self._losses_of
+
+    @property
     def accumulation_steps(self) -> int:
         """Into how many micro-batches each batch is cut."""
         return self._accumulation_steps
@@ -335,7 +347,13 @@ class TrainStep:
 
         For what a trace takes for granted, such as `layer.trainable`.
         """
-        self._function = None
+        self._functions.clear()
+        self._sums = None
+
+    @property
+    def _function(self) -> Any:
+        """The step that notes what callbacks ask for; `None` if not traced."""
+        return self._functions.get(self.optimizer.notes.key)
 
     def build(self, batch: Any) -> None:
         """Makes all variables; the first step does. A second time, nothing.
@@ -369,16 +387,17 @@ class TrainStep:
                 self._totals = StepTotals(names)
             if self._test is not None:
                 self._test.make_means(names)
-            sums = None
-            if self._accumulation_steps > 1:
-                sums = GradientSums(model.trainable_weights, [LOSS, *names])
-        self._function = tf.function(
+            if self._accumulation_steps > 1 and self._sums is None:
+                self._sums = GradientSums(
+                    model.trainable_weights, [LOSS, *names]
+                )
+        function = tf.function(
             StepFunction(
                 model,
                 self._backward(),
                 self._replicas,
                 self._clipping,
-                sums,
+                self._sums,
                 self._accumulation_steps,
                 self._totals.add,
             ),
@@ -390,7 +409,8 @@ class TrainStep:
         if not model.jit_compile and not self._replicas.are_several:
             # One trace for all sizes: Keras weighs the losses of outputs by
             # the size of a batch where it is known.
-            self._function.get_concrete_function(of_any_size(batch))
+            function.get_concrete_function(of_any_size(batch))
+        self._functions[self.optimizer.notes.key] = function
 
     def _backward(self) -> Backward:
         arguments = (self.model, self._losses_of, self._accumulation_steps)
