@@ -18,6 +18,7 @@ from tf_mixprec.autocast import report as autocast_report
 from tf_mixprec.loss_scale import presets
 from tf_mixprec.numerics import casting
 from tf_mixprec.numerics import finite
+from tf_mixprec.numerics import formats
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -60,7 +61,7 @@ def test_all_is_sorted_and_importable(module):
     assert module.__all__ == sorted(module.__all__)
     for name in module.__all__:
         assert hasattr(module, name)
-    assert len(mp.__all__) <= 40
+    assert len(mp.__all__) <= 44
 
 
 @pytest.mark.parametrize("value", DOCUMENTED)
@@ -91,9 +92,14 @@ def test_docstring_has_arguments_and_an_example(value):
         mp.SharedLossScale,
         mp.StaticLossScale,
         mp.TrainStep,
+        mp.audit,
         mp.autocast,
         mp.autocast_report,
+        mp.compare,
+        mp.diagnose,
+        mp.find_nonfinite,
         mp.fit,
+        mp.profile,
         mp.wrap,
     ],
 )
@@ -150,6 +156,12 @@ def test_what_holds_config_is_serializable(make):
         mp.optimizers.wrap,
         mp.conversion.convert,
         mp.conversion.report,
+        mp.audit,
+        mp.compare,
+        mp.diagnose,
+        mp.find_nonfinite,
+        mp.profile,
+        formats,
         mp.optimizers.shared_loss_scale,
         mp.training.checkpoint,
         mp.training.compile,

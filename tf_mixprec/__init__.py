@@ -15,6 +15,11 @@ from tf_mixprec.autocast import full_precision
 from tf_mixprec.autocast import op_lists
 from tf_mixprec.conversion import ConversionReport
 from tf_mixprec.conversion import convert
+from tf_mixprec.diagnostics.audit import audit
+from tf_mixprec.diagnostics.compare import compare
+from tf_mixprec.diagnostics.diagnose import diagnose
+from tf_mixprec.diagnostics.find_nonfinite import find_nonfinite
+from tf_mixprec.diagnostics.profile import profile
 from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.loss_scale import DynamicLossScale
@@ -58,13 +63,17 @@ __all__ = [
     "StaticLossScale",
     "TrainStep",
     "__version__",
+    "audit",
     "autocast",
     "autocast_report",
     "callbacks",
+    "compare",
     "compile",
     "convert",
+    "diagnose",
     "epsilon",
     "export_float32",
+    "find_nonfinite",
     "fit",
     "full_precision",
     "layers",
@@ -72,6 +81,7 @@ __all__ = [
     "op_lists",
     "policy_scope",
     "presets",
+    "profile",
     "recommended_policy",
     "rules",
     "schedules",

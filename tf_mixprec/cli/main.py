@@ -4,9 +4,13 @@ import argparse
 from collections.abc import Sequence
 
 from tf_mixprec._version import __version__
+from tf_mixprec.cli import audit
+from tf_mixprec.cli import bench
+from tf_mixprec.cli import compare
 from tf_mixprec.cli import convert
 from tf_mixprec.cli import demo
 from tf_mixprec.cli import devices
+from tf_mixprec.cli import diagnose
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     subcommands = parser.add_subparsers(metavar="command", required=True)
     devices.add_parser(subcommands)
+    audit.add_parser(subcommands)
+    bench.add_parser(subcommands)
+    compare.add_parser(subcommands)
     convert.add_parser(subcommands)
     demo.add_parser(subcommands)
+    diagnose.add_parsers(subcommands)
     arguments = parser.parse_args(argv)
     return arguments.run(arguments)

@@ -90,12 +90,12 @@ def _walk(
     if isinstance(layer, keeps):
         return
     inner = heads(layer) if is_output else set()
-    for child in _own_children(layer):
+    for child in own_children(layer):
         child_path = f"{path}/{child.name}".lstrip("/")
         yield from _walk(child, child_path, id(child) in inner, keeps)
 
 
-def _own_children(layer: Any) -> list[Any]:
+def own_children(layer: Any) -> list[Any]:
     """Returns the layers inside that have a policy of their own."""
     if isinstance(layer, keras.Model) or not kinds.is_keras_own(layer):
         if type(layer) in _KERAS_CLASSES:
@@ -158,7 +158,7 @@ def _model_policy(
     if has_graph(model):
         return ContainerPolicy(target)
     ends = Policy(target, output_dtype="float32" if is_whole else None)
-    inside = {kinds.kind_of(layer) for layer in _own_children(model)}
+    inside = {kinds.kind_of(layer) for layer in own_children(model)}
     if inside & {"embedding", "preprocessing"}:
         return ContainerPolicy(ends)
     return ends

@@ -35,6 +35,11 @@ class TrainWithStep:
         set_method(step.model, keras_internals.SYMBOLIC_BUILD, self._build)
         step.model.train_function = None
 
+    @property
+    def step(self) -> Any:
+        """The `TrainStep`."""
+        return self._step
+
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def make_train_function(force: bool = False) -> Any:
             if not self._step.is_current:
@@ -76,6 +81,19 @@ class TrainWithStep:
                 self._step.build(_unpacked(data_batch))
 
         return build_instead
+
+
+def step_behind(train_function: Any) -> Any:
+    """Returns the `TrainStep` that a train function makes steps of, or `None`.
+
+    Args:
+        train_function: Of a model. One around another has that as
+            `_tf_mixprec_inner`.
+    """
+    while hasattr(train_function, "_tf_mixprec_inner"):
+        train_function = train_function._tf_mixprec_inner
+    owner = getattr(train_function, "__self__", None)
+    return owner.step if isinstance(owner, TrainWithStep) else None
 
 
 def make_train_without(model: Any) -> None:

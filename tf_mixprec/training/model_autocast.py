@@ -155,6 +155,15 @@ def put_under_autocast(model: Any, dtype: str) -> None:
     vars(model)[_KEPT] = [cover(name) for name in _STEPS]
 
 
+def is_under_autocast(model: Any) -> bool:
+    """Returns whether the steps of a model are covered.
+
+    Args:
+        model: The model.
+    """
+    return _KEPT in vars(model)
+
+
 def take_from_autocast(model: Any) -> None:
     """Gives a model back the steps that `put_under_autocast` covered."""
     for uncover in vars(model).pop(_KEPT, []):

@@ -1,0 +1,114 @@
+"""Planted faults are found: the right layer, and the right phase."""
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+from diagnostics import faulty
+
+from tf_mixprec._table import table_text
+from tf_mixprec.diagnostics.culprit import FORWARD
+from tf_mixprec.diagnostics.culprit import INPUT
+from tf_mixprec.diagnostics.culprit import LOSS
+from tf_mixprec.diagnostics.culprit import SCALE
+from tf_mixprec.diagnostics.culprit import WEIGHT
+from tf_mixprec.diagnostics.data import Data
+from tf_mixprec.diagnostics.probed_step import ProbedStep
+from tf_mixprec.diagnostics.search import found_in_step
+from tf_mixprec.diagnostics.subject import Subject
+
+# TensorFlow's gradient of the mean itself: the count is a float16, and inf.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+
+
+@contextlib.contextmanager
+def assigned(variable, value):
+    before = np.array(variable)
+    variable.assign(np.full(before.shape, value, "float32"))
+    yield
+    variable.assign(before)
+
+
+class Probe:
+    """Runs one compiled step on changed data, weights and losses."""
+
+    def __init__(self, name, dtype, jit_compile):
+        self.jit_compile = jit_compile
+        self.case = faulty.make_case(name, dtype)
+        losses = self.case.loss
+        if isinstance(self.case.y, list):
+            losses = [losses, losses]
+        self.step = ProbedStep(
+            Subject(self.case.model, losses),
+            jit_compile=jit_compile,
+            full=False,
+        )
+
+    def found(self, scale=1.0, **changed):
+        x = {**self.case.x, **changed}
+        batch = Data(x, self.case.y, None, faulty.ROWS).spread()
+        culprit = found_in_step(
+            lambda scale: self.step(batch, scale), batch, scale
+        )
+        return None if culprit is None else (culprit.phase, culprit.layer)
+
+
+def faults_of(probe, dtype):
+    """Yields the name of a fault, what is found, and what should be."""
+    case = probe.case
+    kernel, bias = case.middle_layer().trainable_variables
+    yield "none", probe.found(2.0**8), None
+    large = 6e4 if dtype == "float16" else 3e38
+    with assigned(kernel, large), assigned(bias, large):
+        yield "forward overflow", probe.found(), (FORWARD, case.middle)
+    if dtype == "float16":
+        found = probe.found(2.0**34)
+        right = found is not None and found[0] == SCALE
+        yield "scale 2**34", right and found[0], SCALE
+        wide = np.ones((faulty.ROWS, 70_000, 1), "float32")
+        # XLA sums in float32, and there is nothing to find.
+        right = None if probe.jit_compile else (FORWARD, "mean")
+        yield "mean of 70,000", probe.found(wide=wide), right
+    case.loss.keep.assign(0.0)
+    yield "log(0)", probe.found(), (LOSS, "")
+    case.loss.keep.assign(1.0)
+    x = case.x["x"].copy()
+    x[2].flat[1] = np.nan
+    yield "nan in the input", probe.found(x=x), (INPUT, "")
+    with assigned(kernel, np.nan):
+        yield "nan weight", probe.found(), (WEIGHT, case.middle)
+    for variable in case.model.non_trainable_variables:
+        if "moving" in variable.path:
+            with assigned(variable, np.inf):
+                yield variable.name, probe.found(), (WEIGHT, "bn")
+
+
+def check(name, dtype, jit_compile):
+    probe = Probe(name, dtype, jit_compile)
+    rows = [
+        (fault, str(found), str(right))
+        for fault, found, right in faults_of(probe, dtype)
+    ]
+    mode = "xla" if jit_compile else "graph"
+    table = table_text([("fault", "found", "right"), *rows])
+    sys.stdout.write(f"\n{name}, {dtype}, {mode}\n{table}\n")
+    assert [row for row in rows if row[1] != row[2]] == []
+
+
+@pytest.mark.parametrize("name", faulty.MODELS)
+def test_faults_are_found(name):
+    check(name, "float16", jit_compile=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", faulty.MODELS)
+def test_faults_are_found_in_bfloat16(name):
+    check(name, "bfloat16", jit_compile=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", faulty.MODELS)
+def test_faults_are_found_under_xla(name, dtype):
+    check(name, dtype, jit_compile=True)

@@ -1,0 +1,121 @@
+"""The batch of the last step of `fit`, for callbacks that look at it again."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_mixprec.training import keras_internals
+from tf_mixprec.training.instance_methods import cover_method
+from tf_mixprec.training.keras_loop import step_behind
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+class LastBatch:
+    """Keeps what the last step of a model was given.
+
+    Tensors that the step had anyway: nothing is copied, and nothing waits. In
+    Keras's own loop the step returns them beside its logs; the step of a
+    `mp.TrainStep` is handed its batch by hand. With several steps in an
+    execution it is the batch of the last one.
+
+    Args:
+        model: The model that `fit` is called on.
+
+    Attributes:
+        batch: `(x, y, sample_weight)`; `None` before the first step, and where
+            a `train_step` of the user's returns no dict.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._undo: list[Callable[[], None]] = []
+        self._structure: Any = None
+        self._function: Any = None
+        self._key = f"tf_mixprec_batch_{id(self)}"  # in the logs of a step
+        self.batch: Any = None
+
+    def start(self) -> None:
+        """Begins to keep batches, in a train function that is traced anew."""
+        self._undo = [
+            cover_method(self._model, "train_step", self._returning),
+            cover_method(self._model, "make_train_function", self._making),
+        ]
+        self._model.make_train_function(force=True)
+
+    def stop(self) -> None:
+        """Ends it; the next train function is traced anew."""
+        while self._undo:
+            self._undo.pop()()
+        self._model.train_function = None
+        self._function = None
+        self.batch = None
+
+    def _returning(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train_step)
+        def with_batch(data: Any) -> Any:
+            logs = train_step(data)
+            if not isinstance(logs, dict):
+                return logs
+            data = keras_internals.without_optionals(data)
+            self._structure = keras.tree.map_structure(tf.is_tensor, data)
+            leaves = keras.tree.flatten(data)
+            tensors = [each for each in leaves if tf.is_tensor(each)]
+            # A dict: an optional value, as steps return, holds no list.
+            numbered = {f"{i:04}": each for i, each in enumerate(tensors)}
+            return {**logs, self._key: numbered}
+
+        return with_batch
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def make_train_function(force: bool = False) -> Any:
+            make(force)
+            function = self._model.train_function
+            if function is not self._function:
+                self._function = self._keeping(function)
+                self._model.train_function = self._function
+            return self._function
+
+        return make_train_function
+
+    def _keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a train function that keeps what it was given."""
+        is_step = step_behind(function) is not None
+
+        def train_function(iterator: Any) -> Any:
+            if is_step:
+                data = next(iterator)
+                self.batch = keras.utils.unpack_x_y_sample_weight(data)
+                return function(iter((data,)))
+            logs = function(iterator)
+            if isinstance(logs, dict) and self._key in logs:
+                self.batch = self._packed(logs.pop(self._key))
+            return logs
+
+        train_function._tf_mixprec_inner = function  # type: ignore[attr-defined]
+        return train_function
+
+    def _packed(self, tensors: dict[str, Any]) -> Any:
+        left = iter([tensors[name] for name in sorted(tensors)])
+        data = keras.tree.map_structure(
+            lambda is_tensor: next(left) if is_tensor else None,
+            self._structure,
+        )
+        return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def shapes_of(batch: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes of the tensors in a batch.
+
+    Args:
+        batch: Nested tensors and `None`.
+    """
+    return [
+        tuple(each.shape)
+        for each in keras.tree.flatten(batch)
+        if each is not None
+    ]
