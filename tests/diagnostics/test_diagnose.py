@@ -290,6 +290,16 @@ def test_dropout_does_not_disturb_the_comparison():
     assert report.loss == pytest.approx(report.float32_loss, rel=1e-3)
 
 
+def test_the_loss_scale_optimizer_of_keras():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")  # wrapped by Keras; nothing is built
+    report = mp.diagnose(model, *data(), jit_compile=False)
+    assert report.loss_scale == 2.0**15
+    assert report.window.holds(1024.0)
+    assert report.updates
+
+
 def test_a_train_step_with_a_loss_of_its_own():
     class Step(mp.TrainStep):
         def compute_loss(self, model, batch):

@@ -65,7 +65,9 @@ def what_is_bad(culprit: Culprit) -> str:
         if count
     ]
     where = f"The {culprit.tensor}"
-    if culprit.layer and not culprit.tensor.startswith(culprit.layer):
+    if culprit.phase in (phases.WEIGHT, phases.OPTIMIZER):  # by its path
+        where = f"The variable {culprit.tensor}"
+    elif culprit.layer:
         name = culprit.layer
         if culprit.layer_class:
             name += f" ({culprit.layer_class})"

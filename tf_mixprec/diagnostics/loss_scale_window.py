@@ -14,6 +14,9 @@ from tf_mixprec.diagnostics.gradient_step import is_finite
 from tf_mixprec.diagnostics.gradient_step import lost_fraction
 
 ALLOWED_LOSS = 1e-3  # of the nonzero gradients
+# What is lost whatever the scale, by rounding before the loss say; a scale with
+# more does not work.
+MOST_LOSS = 1e-2
 LOWEST_EXPONENT = -24
 HIGHEST_EXPONENT = 40  # far beyond any scale in use; the loss stays finite
 
@@ -26,7 +29,8 @@ class LossScaleWindow:
 
     Args:
         lowest: The lowest power of two, at least 1, with which no more than
-            0.1 % of the gradients are lost; `None` if there is none.
+            0.1 % of the gradients are lost, or than `highest` loses; `None` if
+            that loses more than 1 %.
         highest: The highest power of two with finite gradients; `None` if
             there is none.
         lowest_limit: The path of the variable that loses most gradients below
@@ -71,19 +75,21 @@ def loss_scale_window(
         LOWEST_EXPONENT,
         HIGHEST_EXPONENT,
     )
-    lost: dict[float, float] = {}
     if highest is None:
         return LossScaleWindow(
             lowest=None,
             highest=None,
             lowest_limit="",
             highest_limit=limit_at(2.0**LOWEST_EXPONENT),
-            lost=lost,
+            lost={},
         )
+    lost = {2.0**highest: lost_fraction(tried(highest))}
+    least = lost[2.0**highest]
+    allowed = max(ALLOWED_LOSS, least if least <= MOST_LOSS else 0.0)
 
     def loses_too_much(exponent: int) -> bool:
         lost[2.0**exponent] = lost_fraction(tried(exponent))
-        return lost[2.0**exponent] > ALLOWED_LOSS
+        return lost[2.0**exponent] > allowed
 
     start = min(0, highest)
     below = _last(loses_too_much, start, highest)

@@ -111,8 +111,8 @@ class Subject:
         """The loss scale of the next step; 1 if there is none."""
         if not isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             return float(getattr(self.optimizer, "loss_scale_factor", 1) or 1)
-        scale = self.optimizer.dynamic_scale
-        if scale is None:  # Keras's own, not built
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        if scale is None:  # Keras's own, before it is built
             return float(self.optimizer.initial_scale)
         return float(keras.ops.convert_to_numpy(scale))
 
