@@ -23,6 +23,7 @@ from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_pairs import PairStatistics
 from tf_mixprec.diagnostics.tensor_pairs import decoded_pair
 from tf_mixprec.diagnostics.tensor_pairs import pair_statistics
+from tf_mixprec.diagnostics.trained_part import TrainedPart
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.diagnostics.without_randomness import without_randomness
@@ -153,12 +154,17 @@ class ComparisonStep:
             with _outputs_kept(tapped_layers(model)) as outputs:
                 loss = self._subject.loss(batch, None, training=True)
             scaled = loss * tf.cast(scale, loss.dtype)
-        tensors = [tensor for _, tensor in outputs]
+        trained = TrainedPart(variables)
+        tensors = [tensor for _, tensor in outputs if trained.has(tensor)]
         gradients = tape.gradient(scaled, [*tensors, *variables])
+        of_outputs = iter(gradients[: len(tensors)])
         return _Made(
             loss,
             outputs,
-            gradients[: len(tensors)],
+            [
+                next(of_outputs) if trained.has(tensor) else None
+                for _, tensor in outputs
+            ],
             gradients[len(tensors) :],
         )
 

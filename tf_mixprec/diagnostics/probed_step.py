@@ -126,7 +126,7 @@ class ProbedStep:
             if tf.as_dtype(each.dtype).is_floating
         ]
         with tf.GradientTape() as tape:
-            taps = Taps(self._layers, tape, full=self._full)
+            taps = Taps(self._layers, trained, tape, full=self._full)
             with taps.on():
                 loss = self._subject.loss(batch, taps, training=self._training)
             scaled = loss * tf.cast(scale, loss.dtype)
@@ -194,7 +194,8 @@ def _calls(
     left = iter(gradients)
 
     def numbers(tap: Tap) -> Numbers:
-        return collected.add(tap.forward), collected.add(next(left))
+        gradient = None if tap.zeros is None else next(left)
+        return collected.add(tap.forward), collected.add(gradient)
 
     return [
         (call, [(tap, numbers(tap)) for tap in call.taps])

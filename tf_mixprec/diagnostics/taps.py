@@ -23,6 +23,7 @@ import keras
 from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics import tensor_statistics
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
+from tf_mixprec.diagnostics.trained_part import TrainedPart
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.optimizers import tracing
 from tf_mixprec.training import keras_internals
@@ -46,7 +47,8 @@ class Tap:
         dtype: Its dtype.
         shape: Its shape, as far as it is known.
         forward: Vector of statistics of its values.
-        zeros: What the statistics of its gradient are the gradient of.
+        zeros: What the statistics of its gradient are the gradient of; `None`
+            for a tensor that training takes no gradient of.
     """
 
     role: str
@@ -54,7 +56,7 @@ class Tap:
     dtype: str
     shape: tuple[int | None, ...]
     forward: Tensor
-    zeros: Tensor
+    zeros: Tensor | None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,6 +86,7 @@ class Taps:
 
     Args:
         layers: What is looked at.
+        trained: The variables that are trained.
         tape: The tape that the gradients are taken with.
         full: Whether all statistics of outputs are taken, or those in brief.
             Of inputs, which others have returned, they are brief.
@@ -93,8 +96,16 @@ class Taps:
             that it is made of. Only a model that is a graph is before them.
     """
 
-    def __init__(self, layers: Sequence[TappedLayer], tape: Any, *, full: bool):
+    def __init__(
+        self,
+        layers: Sequence[TappedLayer],
+        trained: Sequence[Any],
+        tape: Any,
+        *,
+        full: bool,
+    ):
         self._layers = layers
+        self._trained = TrainedPart(trained)
         self._tape = tape
         self._graph = tracing.current_graph()
         self._full = full
@@ -128,7 +139,8 @@ class Taps:
     @property
     def zeros(self) -> list[Tensor]:
         """What gradients must be taken of, in the order of calls and taps."""
-        return [tap.zeros for call in self.calls for tap in call.taps]
+        taps = [tap for call in self.calls for tap in call.taps]
+        return [tap.zeros for tap in taps if tap.zeros is not None]
 
     def _covered(
         self, tapped: TappedLayer, call: Callable[..., Any]
@@ -172,10 +184,12 @@ class Taps:
             return value
         full = self._full and role == OUTPUT
         statistics, length = _STATISTICS[full]
-        zeros = tf.zeros([length], tf.float64)
-        self._tape.watch(zeros)
-        tapped = _with_gradient(value, zeros, statistics)
-        keras_internals.copy_mask(value, tapped)
+        tapped, zeros = value, None
+        if self._trained.has(value):
+            zeros = tf.zeros([length], tf.float64)
+            self._tape.watch(zeros)
+            tapped = _with_gradient(value, zeros, statistics)
+            keras_internals.copy_mask(value, tapped)
         record.taps.append(
             Tap(
                 role=role,
