@@ -100,6 +100,8 @@ KNOW_TENSORFLOW = (
     "diagnostics/taps.py",
     "diagnostics/tensor_pairs.py",
     "diagnostics/tensor_statistics.py",
+    "diagnostics/tune_measure.py",
+    "diagnostics/tune_scores.py",
     "diagnostics/update_statistics.py",
     "diagnostics/updates.py",
     "callbacks/experiment_facts.py",

@@ -20,6 +20,7 @@ from tf_mixprec.diagnostics.compare import compare
 from tf_mixprec.diagnostics.diagnose import diagnose
 from tf_mixprec.diagnostics.find_nonfinite import find_nonfinite
 from tf_mixprec.diagnostics.profile import profile
+from tf_mixprec.diagnostics.tune import tune
 from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.errors import LossScaleWarning
 from tf_mixprec.loss_scale import DynamicLossScale
@@ -85,5 +86,6 @@ __all__ = [
     "recommended_policy",
     "rules",
     "schedules",
+    "tune",
     "wrap",
 ]

@@ -1,5 +1,6 @@
 """Keras callbacks."""
 
+from tf_mixprec.callbacks.adaptive_precision import AdaptivePrecision
 from tf_mixprec.callbacks.clip_monitor import ClipMonitor
 from tf_mixprec.callbacks.experiment_log import ExperimentLog
 from tf_mixprec.callbacks.loss_scale_logger import LossScaleLogger
@@ -12,6 +13,7 @@ from tf_mixprec.errors import DeadUpdateWarning
 from tf_mixprec.errors import NumericsWarning
 
 __all__ = [
+    "AdaptivePrecision",
     "ClipMonitor",
     "DeadUpdateWarning",
     "ExperimentLog",

@@ -56,7 +56,9 @@ class LayerMoves:
             return False
         if has_16_bits(policy.compute_dtype):
             return True
-        return has_16_bits(_output_dtype(policy)) and not self._is_part(layer)
+        # In code it must go on returning 16 bits, as it does.
+        returns = _output_dtype(policy)
+        return has_16_bits(returns) and id(layer) not in self._in_code
 
     def to_float32(self, paths: Iterable[str]) -> None:
         """Moves layers to float32.
@@ -68,8 +70,7 @@ class LayerMoves:
             layer = self._layers[path]
             layers = keras_internals.all_layers(layer)
             self.moved[path] = [(each, each.dtype_policy) for each in layers]
-            keeps = self._is_part(layer)
-            _widen(layer, keeps_output=keeps)
+            _widen(layer, keeps_output=id(layer) in self._in_code)
 
     def back(self, paths: Iterable[str]) -> None:
         """Gives layers the policies that they had.
@@ -85,9 +86,6 @@ class LayerMoves:
         """Makes the next steps those of the model as it is now."""
         forget_traces(self._model)
         self._model.make_train_function(force=True)
-
-    def _is_part(self, layer: Any) -> bool:
-        return id(layer) in self._in_code and not own_children(layer)
 
 
 def _output_dtype(policy: Any) -> str:

@@ -11,6 +11,7 @@ from tf_mixprec.cli import convert
 from tf_mixprec.cli import demo
 from tf_mixprec.cli import devices
 from tf_mixprec.cli import diagnose
+from tf_mixprec.cli import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_parser(subcommands)
     compare.add_parser(subcommands)
     convert.add_parser(subcommands)
+    tune.add_parser(subcommands)
     demo.add_parser(subcommands)
     diagnose.add_parsers(subcommands)
     arguments = parser.parse_args(argv)

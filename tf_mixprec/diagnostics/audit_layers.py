@@ -15,6 +15,7 @@ from tf_mixprec.layers.twins import TWINS
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
 from tf_mixprec.policies.policy import Policy
+from tf_mixprec.policies.policy import keras_policy
 
 MODEL_PATH = "(model)"  # what operations of the model's own code are listed as
 
@@ -189,4 +190,6 @@ def _class_text(layer_class: type) -> str:
 
 
 def _policy_text(policy: Any) -> str:
+    if isinstance(policy, Policy):
+        policy = keras_policy(policy)  # a short name, if it says all
     return str(policy) if isinstance(policy, Policy) else policy.name

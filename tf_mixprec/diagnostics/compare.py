@@ -104,9 +104,13 @@ class Comparison(Report):
             (OUTPUT, "Relative error of the outputs"),
             (GRADIENT, "Relative error of the gradients of the outputs"),
         ):
-            yield _error_lines(title, self.policies, role)
+            lines = _error_lines(title, self.policies, role)
+            if _has_values(*lines.series.values()):
+                yield lines
         for policy in self.policies:
-            yield _cosine_bars(policy)
+            bars = _cosine_bars(policy)
+            if _has_values(bars.values):
+                yield bars
             for role in (OUTPUT, GRADIENT, WEIGHT_GRADIENT):
                 yield _table(policy, role)
 
@@ -363,6 +367,10 @@ def _error_lines(
     )
 
 
+def _has_values(*values: Sequence[float | None]) -> bool:
+    return any(each is not None for some in values for each in some)
+
+
 def _cosine_bars(policy: ComparedPolicy) -> Bars:
     tensors = policy.of_role(WEIGHT_GRADIENT)
     return Bars(
@@ -415,5 +423,5 @@ def _table(policy: ComparedPolicy, role: str) -> Table:
             for each in policy.of_role(role)
         ),
         note="Ulps are those of the 16 bits of the policy, at the value in "
-        "float32.",
+        "float32. Inf and nan are counted in the last column only.",
     )

@@ -281,6 +281,8 @@ def _variables(
         if variable.gradient is None or match is None:
             continue
         lost = match.lost / match.nonzero if match.nonzero else 0.0
+        if match.nonfinite:
+            lost = None  # nothing to compare
         yield TensorDiagnosis(
             role=WEIGHT_GRADIENT,
             values=variable.gradient,

@@ -24,6 +24,7 @@ GRADIENT = "gradient of the output"
 WEIGHT = "weight"
 WEIGHT_GRADIENT = "gradient of the weight"
 ROLES = (OUTPUT, GRADIENT, WEIGHT, WEIGHT_GRADIENT)
+_SEEN = 5e-4  # of the values: fewer have no height in a histogram
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class TensorDiagnosis:
         values: Statistics of its values as computed in float32; of gradients,
             those of the scaled loss.
         lost: Of a gradient of a weight, the share of values that are not zero
-            in float32 and are zero as the model computes them.
+            in float32 and are zero as the model computes them; `None` if it
+            computes inf or nan.
         cosine: Of such a gradient, the cosine between the two.
     """
 
@@ -161,7 +163,12 @@ def _histogram(diagnosis: Diagnosis) -> ExponentHistogram:
         "gradients of outputs": _exponents(diagnosis.of_role(GRADIENT)),
         "gradients of weights": _exponents(diagnosis.of_role(WEIGHT_GRADIENT)),
     }
-    there = [each for counts in counted.values() for each in counts]
+    there = [
+        each
+        for counts in counted.values()
+        for each in counts
+        if _share(counts, each) >= _SEEN
+    ]
     first, last = min([-28, *there]), max([16, *there])
     exponents = tuple(range(max(first, -60), last + 1))
     return ExponentHistogram(

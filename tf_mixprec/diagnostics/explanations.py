@@ -120,7 +120,7 @@ def _of_optimizer(culprit: Culprit) -> tuple[str, str]:
 def _of_forward(culprit: Culprit) -> tuple[str, str]:
     if not has_16_bits(culprit.dtype):
         return _of_float32_forward(culprit)
-    largest = float_format(culprit.dtype).largest
+    form = float_format(culprit.dtype)
     into = (
         ""
         if culprit.amax is None
@@ -129,8 +129,8 @@ def _of_forward(culprit: Culprit) -> tuple[str, str]:
     if culprit.dtype == "float16" and culprit.reduced > _MANY:
         return (
             f"Each result is made of {culprit.reduced} values: a sum of so "
-            f"many passes {largest:g}, the largest float16, and their number "
-            f"itself is inf in float16.{into}",
+            f"many passes {form.largest:g}, the largest float16, and their "
+            f"number itself is inf in float16.{into}",
             f"Sum in float32: {keep_float32(culprit.layer)}; mp.layers has "
             "averages that are float32 inside.",
         )
@@ -141,9 +141,16 @@ def _of_forward(culprit: Culprit) -> tuple[str, str]:
                 " Or train in mixed_bfloat16, which has the range of float32; "
                 "or normalize what goes in."
             )
+        inside = ""
+        if culprit.amax is not None and culprit.amax <= form.largest:
+            inside = (
+                " So it comes of what the layer computes: a sum, a product or "
+                "an exponential passes that; or a quotient or logarithm of 0, "
+                f"which numbers below {form.smallest_subnormal:.2g} become."
+            )
         return (
             f"Its inputs are finite, and {culprit.dtype} ends at "
-            f"{largest:.5g}.{into}",
+            f"{form.largest:.5g}.{into}{inside}",
             remedy,
         )
     return _of_float32_forward(culprit)

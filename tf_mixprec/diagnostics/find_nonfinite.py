@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,12 +12,14 @@ from tf_mixprec.diagnostics import culprit as phases
 from tf_mixprec.diagnostics.culprit import Culprit
 from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.explanations import explained
+from tf_mixprec.diagnostics.explanations import what_is_bad
 from tf_mixprec.diagnostics.probed_step import ProbedStep
 from tf_mixprec.diagnostics.records import StepRecord
 from tf_mixprec.diagnostics.search import found_in_step
 from tf_mixprec.diagnostics.search import highest_finite_scale
 from tf_mixprec.diagnostics.step_blocks import step_blocks
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.reports import ERROR
 from tf_mixprec.reports import Document
 from tf_mixprec.reports import Finding
 from tf_mixprec.reports import Report
@@ -77,7 +80,8 @@ def find_nonfinite(
     and random states stay as they are. Then the report names the layer and the
     phase: the input, a weight, the forward pass, the loss, the backward pass;
     or the backward pass only since the loss scale is high, which is harmless
-    where the scale is dynamic.
+    where the scale is dynamic. A statistic of the model that has been written
+    by an earlier such step is a second finding.
 
     Args:
         model: A compiled `keras.Model`, or a `mp.TrainStep`.
@@ -136,7 +140,10 @@ def find_nonfinite(
     highest = None
     if culprit is not None and culprit.phase == phases.SCALE:
         highest = highest_finite_scale(run, scale)
-    return _report(subject, culprit, count - 1, scale, highest, run(scale))
+    report = _report(subject, culprit, count - 1, scale, highest, run(scale))
+    if culprit is None or culprit.phase == phases.WEIGHT:
+        return report
+    return _with_bad_statistic(report, subject)
 
 
 def _report(
@@ -171,18 +178,45 @@ def _report(
     )
 
 
+def _with_bad_statistic(
+    report: NonfiniteReport, subject: Subject
+) -> NonfiniteReport:
+    """Returns a report that also names a statistic with inf or nan."""
+    found = _first_bad(subject.model.non_trainable_variables, phases.WEIGHT)
+    if found is None:
+        return report
+    finding = Finding(
+        level=ERROR,
+        code="nonfinite-statistic",
+        layer="",
+        what=what_is_bad(found),
+        why="Such a step has written it, although the optimizer skipped it; "
+        "predict and evaluate use it, and so do steps in which it is frozen.",
+        remedy="Load the last good checkpoint, and train with "
+        "mp.compile(..., safe_skip=True): then a skipped step changes no "
+        "moving statistic.",
+        value=float(found.nan + found.inf),
+    )
+    return dataclasses.replace(report, findings=(*report.findings, finding))
+
+
 def _bad_slot(subject: Subject) -> Culprit | None:
     """Returns the first variable of the optimizer with inf or nan."""
     if subject.optimizer is None or not subject.optimizer.built:
         return None
-    for variable in subject.optimizer.variables:
+    return _first_bad(subject.optimizer.variables, phases.OPTIMIZER)
+
+
+def _first_bad(variables: Sequence[Any], phase: str) -> Culprit | None:
+    """Returns the first variable with inf or nan."""
+    for variable in variables:
         if not keras.backend.is_float_dtype(variable.dtype):
             continue
         values = keras.ops.convert_to_numpy(variable).astype("float32")
         nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
         if nan or inf:
             return Culprit(
-                phase=phases.OPTIMIZER,
+                phase=phase,
                 layer="",
                 layer_class="",
                 tensor=variable.path,

@@ -59,8 +59,9 @@ def _of_values(tensor: TensorDiagnosis) -> Iterator[Finding]:
             level=ERROR if headroom < 0 else WARNING,
             code="headroom",
             layer=tensor.layer,
-            what=f"The {_of(tensor)} reaches {values.amax:.4g}, "
-            f"{headroom:.1f} bits from the end of {dtype}.",
+            what=f"The {_of(tensor)} reaches {values.amax:.5g}, "
+            f"{abs(headroom):.1f} bits "
+            f"{'beyond' if headroom < 0 else 'from'} the end of {dtype}.",
             why=f"Beyond {form.largest:.5g} there is only inf, and values grow "
             "in training.",
             remedy=f"{remedy}; or normalize what goes in; or train in "

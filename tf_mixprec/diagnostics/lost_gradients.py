@@ -1,8 +1,8 @@
 """Which layers lose gradients that there are in float32."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.gradient_step import GradientStep
@@ -35,7 +35,16 @@ class LostGradients:
         options = {"jit_compile": jit_compile}
         self._own = GradientStep(subject, None, **options)
         self._wide = GradientStep(subject, _FLOAT32, **options)
-        self._owners = _owners(subject.model)
+
+    @functools.cached_property
+    def _owner_of(self) -> dict[str, str]:
+        """By path of a variable that of its innermost layer."""
+        owners: dict[str, str] = {}
+        # The outer before the inner.
+        for each in tapped_layers(self._subject.model):
+            for variable in getattr(each.layer, "trainable_variables", ()):
+                owners[variable.path] = each.path
+        return owners
 
     def by_layer(self, batch: Batch, scale: float) -> dict[str, float] | None:
         """Returns the share of gradients of weights that is lost, by layer.
@@ -54,7 +63,7 @@ class LostGradients:
         nonzero: Counter[str] = Counter()
         lost: Counter[str] = Counter()
         for each in matches:
-            layer = self._owners[each.variable]
+            layer = self._owner_of[each.variable]
             nonzero[layer] += each.nonzero
             lost[layer] += each.lost
         return {
@@ -106,12 +115,3 @@ def _lost(tensor: TensorRecord, reference: TensorRecord) -> float:
     if own is None or wide is None or wide.nonzero < FEW:
         return 0.0
     return (own.zero - wide.zero) / wide.nonzero
-
-
-def _owners(model: Any) -> dict[str, str]:
-    """Returns by path of a variable that of its innermost layer."""
-    owners: dict[str, str] = {}
-    for each in tapped_layers(model):  # the outer before the inner
-        for variable in getattr(each.layer, "trainable_variables", ()):
-            owners[variable.path] = each.path
-    return owners

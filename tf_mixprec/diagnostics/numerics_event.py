@@ -90,6 +90,7 @@ class NumericsEvent(Report):
 
     def document(self) -> Document:
         """Returns verdict, finding, and what was before."""
+        before = growth(self.history, self.culprit)
         return Document(
             title=f"Step {self.step} of {self.model}: inf or nan",
             verdict=self.verdict,
@@ -100,7 +101,7 @@ class NumericsEvent(Report):
                 "batch": self.batch,
                 "loss": self.record.loss,
                 "loss scale": self.loss_scale,
-                "before": growth(self.history, self.culprit),
+                **({"before": before} if before else {}),
             },
             blocks=(*history_blocks(self.history), *step_blocks(self.record)),
         )
@@ -128,7 +129,7 @@ def growth(history: Sequence[Sample], culprit: Culprit | None) -> str:
     steps, bits = np.transpose(points)
     slope = float(np.polyfit(steps, bits, 1)[0])
     return (
-        f"the output of {culprit.layer} was up to {2 ** bits[-1]:.4g} at step "
+        f"the output of {culprit.layer} was up to {2 ** bits[-1]:.5g} at step "
         f"{steps[-1]:.0f}, and has gained {100 * slope:.2g} bits in 100 steps"
     )
 

@@ -29,7 +29,8 @@ class PairStatistics:
         nonfinite: How many are inf or nan where the reference is finite.
         relative_error: The norm of the difference over that of the reference;
             nan if that is 0.
-        max_error: The largest absolute difference.
+        max_error: The largest absolute difference; nan, as those of ulps are,
+            where all values are inf or nan.
         median_ulps: The median absolute difference, in ulps of the reference
             in some dtype; of at most 65,536 values, evenly spaced.
         most_ulps: What 99 % of the differences are at most.
@@ -112,6 +113,8 @@ def decoded_pair(vector: np.ndarray) -> PairStatistics:
     size, bad, squared, error, median, most, product, own, other = (
         float(each) for each in vector
     )
+    if size and bad == size:
+        error = median = most = math.nan
     norms = math.sqrt(own) * math.sqrt(other)
     return PairStatistics(
         size=int(size),

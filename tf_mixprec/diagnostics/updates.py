@@ -13,6 +13,7 @@ from tf_mixprec.diagnostics.tensor_statistics import is_zero
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.diagnostics.update_statistics import statistics
 from tf_mixprec.numerics.casting import dtype_name
+from tf_mixprec.numerics.finite import found_inf
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.optimizers import MasterWeightOptimizer
 
@@ -49,8 +50,8 @@ class UpdateOfVariable:
 def updates_of(subject: Subject, batch: Batch) -> tuple[UpdateOfVariable, ...]:
     """Returns what a step changes; nothing if there is no optimizer.
 
-    Model and optimizer are as before afterwards. A step that is skipped
-    changes nothing, and then there is nothing to return.
+    Model and optimizer are as before afterwards. Gradients with inf or nan
+    make no step that could be judged, and then there is nothing to return.
 
     Args:
         subject: The model and its loss.
@@ -90,14 +91,16 @@ class _Step:
             loss = self._subject.loss(batch, None, training=True)
             scaled_loss = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, self._variables)
-        has_gradient = [
-            tf.zeros(variable.shape, tf.bool)
+        values = [
+            tf.zeros(variable.shape)
             if gradient is None
-            else ~is_zero(tf.convert_to_tensor(gradient))
+            else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(
                 gradients, self._variables, strict=True
             )
         ]
+        is_good = ~found_inf(values)
+        has_gradient = [is_good & ~is_zero(each) for each in values]
         before = self._values()
         self.dtypes = [dtype_name(each) for each in before]
         optimizer.apply(gradients, self._variables)

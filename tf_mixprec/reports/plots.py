@@ -83,6 +83,8 @@ def _(figure: Lines, axes: Any) -> None:
         axes.set_xscale("log", base=2)
     else:
         axes.xaxis.set_major_formatter(_short_number)
+        if all(isinstance(each, int) for each in figure.x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
     if figure.log_y:
         axes.set_yscale("log", base=2)
     else:
