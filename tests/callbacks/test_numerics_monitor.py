@@ -269,6 +269,30 @@ def test_a_replay_draws_the_same_numbers():
     assert drawn[-1] == last
 
 
+def test_monitors_share_what_is_set_on_a_model():
+    x, y = data()
+    model = make()
+    mp.compile(model, "adam", "mse")
+    callbacks = [
+        mp.callbacks.NumericsMonitor(every=2, max_overhead=None),
+        mp.callbacks.PrecisionDrift(every=2, max_overhead=None),
+        mp.callbacks.AdaptivePrecision(),
+    ]
+    options = {"verbose": 0, "batch_size": BATCH, "callbacks": callbacks}
+
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, **{**options, "callbacks": [*callbacks, Stops()]})
+    model.fit(x, y, **options)
+    names = ("train_step", "make_train_function", "_tf_mixprec_last_batch")
+    assert not [each for each in names if each in vars(model)]
+    assert [each.step for each in callbacks[0].history] == [2, 4, 6]
+    assert [each.step for each in callbacks[1].records] == [2, 4, 6]
+
+
 def test_the_budget_bounds_what_is_spent():
     budget = Budget(0.5)
     budget._began -= 10.0  # ten seconds ago

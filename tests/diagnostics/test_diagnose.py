@@ -252,7 +252,19 @@ def test_dead_updates_are_found():
     assert kernel.dead_bfloat16 > 0.5
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+def test_the_policy_of_the_device():
+    report = mp.diagnose(make(), *data(), loss="mse", policy=mp.rules.SAFE)
+    own = mp.recommended_policy().policy
+    assert str(own) in report.policy or report.policy == {"float32": 1}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_float16",
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_is_left_behind(policy):
     model = make(
         dense("hidden"),

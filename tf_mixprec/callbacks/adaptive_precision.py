@@ -128,6 +128,7 @@ class AdaptivePrecision(keras.callbacks.Callback):
         self._max_moves = max_moves
         self._moves: LayerMoves | None = None
         self._moves_of: Any = None
+        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -163,6 +164,7 @@ class AdaptivePrecision(keras.callbacks.Callback):
             step_behind(self.model.train_function) or self.model
         )
         self._make_steps()
+        self._last.stop()  # where a former `fit` has not come to its end
         self._last = LastBatch(self.model)
         self._last.start()
 

@@ -20,26 +20,69 @@ class LastBatch:
     Tensors that the step had anyway: nothing is copied, and nothing waits. In
     Keras's own loop the step returns them beside its logs; the step of a
     `mp.TrainStep` is handed its batch by hand. With several steps in an
-    execution it is the batch of the last one.
+    execution it is the batch of the last one. Callbacks of one `fit` share what
+    is set on the model for this.
 
     Args:
         model: The model that `fit` is called on.
-
-    Attributes:
-        batch: `(x, y, sample_weight)`; `None` before the first step, and where
-            a `train_step` of the user's returns no dict.
     """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._keeper: _Keeper | None = None
+
+    def start(self) -> None:
+        """Begins to keep batches, in a train function that is traced anew."""
+        own = vars(self._model)
+        if _KEEPER not in own:
+            own[_KEEPER] = _Keeper(self._model)
+            own[_KEEPER].start()
+        own[_KEEPER].users += 1
+        self._keeper = own[_KEEPER]
+
+    def stop(self) -> None:
+        """Ends it, if it has begun; the next function is traced anew."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        keeper.users -= 1
+        if not keeper.users:
+            keeper.stop()
+            del vars(self._model)[_KEEPER]
+
+    @property
+    def batch(self) -> Any:
+        """`(x, y, sample_weight)`.
+
+        `None` before the first step, and where a `train_step` of the user's
+        returns no dict.
+        """
+        return None if self._keeper is None else self._keeper.batch
+
+    @property
+    def functions(self) -> int:
+        """How many train functions have been made: a new one traces anew."""
+        return 0 if self._keeper is None else self._keeper.functions
+
+
+_KEEPER = "_tf_mixprec_last_batch"
+_KEY = "tf_mixprec_batch"  # in the logs of a step
+
+
+class _Keeper:
+    """Two methods of a model covered, and the batch that comes of it."""
 
     def __init__(self, model: Any):
         self._model = model
         self._undo: list[Callable[[], None]] = []
         self._structure: Any = None
         self._function: Any = None
-        self._key = f"tf_mixprec_batch_{id(self)}"  # in the logs of a step
         self.batch: Any = None
+        self.functions = 0
+        self.users = 0
 
     def start(self) -> None:
-        """Begins to keep batches, in a train function that is traced anew."""
+        """Covers the methods."""
         self._undo = [
             cover_method(self._model, "train_step", self._returning),
             cover_method(self._model, "make_train_function", self._making),
@@ -47,11 +90,10 @@ class LastBatch:
         self._model.make_train_function(force=True)
 
     def stop(self) -> None:
-        """Ends it; the next train function is traced anew."""
+        """Gives them back."""
         while self._undo:
             self._undo.pop()()
         self._model.train_function = None
-        self._function = None
         self.batch = None
 
     def _returning(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +108,7 @@ class LastBatch:
             tensors = [each for each in leaves if tf.is_tensor(each)]
             # A dict: an optional value, as steps return, holds no list.
             numbered = {f"{i:04}": each for i, each in enumerate(tensors)}
-            return {**logs, self._key: numbered}
+            return {**logs, _KEY: numbered}
 
         return with_batch
 
@@ -77,6 +119,7 @@ class LastBatch:
             function = self._model.train_function
             if function is not self._function:
                 self._function = self._keeping(function)
+                self.functions += 1
                 self._model.train_function = self._function
             return self._function
 
@@ -92,8 +135,8 @@ class LastBatch:
                 self.batch = keras.utils.unpack_x_y_sample_weight(data)
                 return function(iter((data,)))
             logs = function(iterator)
-            if isinstance(logs, dict) and self._key in logs:
-                self.batch = self._packed(logs.pop(self._key))
+            if isinstance(logs, dict) and _KEY in logs:
+                self.batch = self._packed(logs.pop(_KEY))
             return logs
 
         train_function._tf_mixprec_inner = function  # type: ignore[attr-defined]

@@ -102,6 +102,7 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._replay = replay
         self._report_dir = None if report_dir is None else str(report_dir)
         self._max_overhead = max_overhead
+        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -116,7 +117,6 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._in_a_row = 0
         self._looks = 0
         self._loss_was_finite = True
-        self._shapes: Any = None
         self._warned: set[tuple[str, str]] = set()
         self._budget = Budget(self._max_overhead)
 
@@ -137,16 +137,25 @@ class NumericsMonitor(keras.callbacks.Callback):
         )
         _check_skips(optimizer)
         self._begin()
-        subject = Subject(step_behind(self.model.train_function) or self.model)
+        self._subject = Subject(
+            step_behind(self.model.train_function) or self.model
+        )
+        self._last.stop()  # where a former `fit` has not come to its end
+        self._last = LastBatch(self.model)
+        self._last.start()
+        self._make_steps()
+
+    def _make_steps(self) -> None:
+        """Makes what looks again, as the layers are now."""
+        subject = self._subject
         # Samples in a graph: compiled by XLA they would have to be traced for
         # longer than they save.
         self._sampled = ProbedStep(subject, jit_compile=False, full=False)
         self._replayed = ProbedStep(
             subject, jit_compile=subject.jit_compile, full=False
         )
-        self._dynamic = subject.has_dynamic_scale
-        self._last = LastBatch(self.model)
-        self._last.start()
+        self._shapes: Any = None
+        self._functions = self._last.functions
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._last.stop()
@@ -166,6 +175,8 @@ class NumericsMonitor(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._steps += 1
+        if self._last.functions != self._functions:
+            self._make_steps()  # a layer may have been given another policy
         if not self._is_bad(logs or {}):
             self._in_a_row = 0
             if self._steps - self._sampled_at >= self._every:
@@ -229,7 +240,9 @@ class NumericsMonitor(keras.callbacks.Callback):
         if culprit is None:
             return  # of random numbers of a user's own, say
         finding = explained(
-            culprit, loss_scale=scale, has_dynamic_scale=self._dynamic
+            culprit,
+            loss_scale=scale,
+            has_dynamic_scale=self._subject.has_dynamic_scale,
         )
         if finding.level == INFO:
             self.passing_events += 1

@@ -101,6 +101,7 @@ class PrecisionDrift(keras.callbacks.Callback):
         self._every = every
         self._patience = patience
         self._max_overhead = max_overhead
+        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -110,7 +111,6 @@ class PrecisionDrift(keras.callbacks.Callback):
         self._compared_at = 0
         self._in_a_row = 0
         self._has_warned = False
-        self._shapes: Any = None
         self._budget = Budget(self._max_overhead)
 
     @property
@@ -123,9 +123,15 @@ class PrecisionDrift(keras.callbacks.Callback):
         self._subject = Subject(
             step_behind(self.model.train_function) or self.model
         )
-        self._step = ComparisonStep(self._subject, None, jit_compile=False)
+        self._last.stop()  # where a former `fit` has not come to its end
         self._last = LastBatch(self.model)
         self._last.start()
+        self._make_step()
+
+    def _make_step(self) -> None:
+        self._step = ComparisonStep(self._subject, None, jit_compile=False)
+        self._shapes: Any = None
+        self._functions = self._last.functions
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._last.stop()
@@ -139,6 +145,8 @@ class PrecisionDrift(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._steps += 1
+        if self._last.functions != self._functions:
+            self._make_step()  # a layer may have been given another policy
         if self._steps - self._compared_at < self._every:
             return
         self._compared_at = self._steps

@@ -15,6 +15,7 @@ from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.explanations import keep_float32
 from tf_mixprec.diagnostics.in_precision import as_rules
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.policies import PrecisionRules
 from tf_mixprec.reports import ERROR
 from tf_mixprec.reports import INFO
 from tf_mixprec.reports import WARNING
@@ -218,6 +219,8 @@ def compared_policy(
         tensors: The tensors.
     """
     name = _OWN if policy is None else str(as_rules(policy).policy)
+    if isinstance(policy, PrecisionRules):
+        name += ", by rules"
     change = (loss - wide) / abs(wide) if wide else math.nan
     return ComparedPolicy(
         policy=name, loss=loss, loss_change=change, tensors=tensors

@@ -32,6 +32,7 @@ from tf_mixprec.diagnostics.search import highest_finite_scale
 from tf_mixprec.diagnostics.step_blocks import label_of
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.updates import UpdateOfVariable
 from tf_mixprec.diagnostics.updates import updates_of
 from tf_mixprec.diagnostics.without_randomness import without_randomness
@@ -253,12 +254,24 @@ def _tensors(
                 "name": label_of(call, index),
                 "dtype": own.dtype,
             }
-            yield TensorDiagnosis(role=OUTPUT, values=tensor.values, **facts)
+            yield TensorDiagnosis(
+                role=OUTPUT,
+                values=tensor.values,
+                lost=_vanished(own.values, tensor.values),
+                **facts,
+            )
             if tensor.gradient is not None:
                 yield TensorDiagnosis(
                     role=GRADIENT, values=tensor.gradient, **facts
                 )
     yield from _variables(step, wide, matches)
+
+
+def _vanished(own: TensorStatistics, wide: TensorStatistics) -> float | None:
+    """Returns the share that is not zero in float32, and zero in a step."""
+    if own.nonfinite or not wide.nonzero:
+        return None
+    return max(0, own.zero - wide.zero) / wide.nonzero
 
 
 def _variables(
@@ -280,9 +293,9 @@ def _variables(
         match = match_of.get(variable.path)
         if variable.gradient is None or match is None:
             continue
-        lost = match.lost / match.nonzero if match.nonzero else 0.0
-        if match.nonfinite:
-            lost = None  # nothing to compare
+        lost: float | None = None  # nothing to compare
+        if not match.nonfinite:
+            lost = match.lost / match.nonzero if match.nonzero else 0.0
         yield TensorDiagnosis(
             role=WEIGHT_GRADIENT,
             values=variable.gradient,

@@ -40,9 +40,9 @@ class TensorDiagnosis:
         dtype: The dtype that the model has it in, or casts it to.
         values: Statistics of its values as computed in float32; of gradients,
             those of the scaled loss.
-        lost: Of a gradient of a weight, the share of values that are not zero
-            in float32 and are zero as the model computes them; `None` if it
-            computes inf or nan.
+        lost: Of an output or a gradient of a weight, the share of values that
+            are not zero in float32 and are zero as the model computes them;
+            `None` if it computes inf or nan.
         cosine: Of such a gradient, the cosine between the two.
     """
 

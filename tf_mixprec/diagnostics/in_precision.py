@@ -11,6 +11,7 @@ from tf_mixprec.conversion.rebuild import set_policy
 from tf_mixprec.policies import rules as rule_sets
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.precision_rules import PrecisionRules
+from tf_mixprec.policies.recommendation import recommended_policy
 from tf_mixprec.training import keras_internals
 
 
@@ -45,7 +46,7 @@ def in_precision(model: Any, policy_or_rules: Any) -> Iterator[None]:
 
 
 def as_rules(policy_or_rules: Any) -> PrecisionRules:
-    """Returns rules; of a policy, the safe ones.
+    """Returns rules with a policy; of a policy, the safe ones.
 
     Args:
         policy_or_rules: As for `mp.convert`.
@@ -54,11 +55,18 @@ def as_rules(policy_or_rules: Any) -> PrecisionRules:
         TypeError: If it is neither.
     """
     if isinstance(policy_or_rules, PrecisionRules):
-        return policy_or_rules
+        return _of_device(policy_or_rules)
     if not isinstance(policy_or_rules, (str, keras.DTypePolicy)):
         raise TypeError(
             "A policy must be its name, a `keras.DTypePolicy` or "
             "`mp.PrecisionRules`, because it chooses a dtype for each layer. "
             f"Received: {policy_or_rules!r}"
         )
-    return rule_sets.SAFE.with_policy(policy_or_rules)
+    return _of_device(rule_sets.SAFE.with_policy(policy_or_rules))
+
+
+def _of_device(rules: PrecisionRules) -> PrecisionRules:
+    """Returns rules with the policy that suits the device for `"auto"`."""
+    if rules.policy != "auto":
+        return rules
+    return rules.with_policy(recommended_policy().policy)

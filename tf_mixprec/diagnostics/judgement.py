@@ -24,6 +24,7 @@ from tf_mixprec.reports import Finding
 LEAST_HEADROOM = 3.0  # bits
 MOST_UNDERFLOW = 0.01  # of the nonzero values
 LEAST_SQNR = 40.0  # dB; rounding to nearest gives 73 in float16, 55 in bfloat16
+MOST_VANISHED = 0.1  # of the nonzero outputs; rounding moves a few to zero
 MOST_LOST = 0.01  # of the nonzero gradients of one variable
 MOST_DEAD = 0.1  # of the updates of one variable
 FEW = 16  # values: a share of fewer says little
@@ -38,15 +39,44 @@ def of_tensors(
         tensors: The tensors.
         loss_scale: The loss scale that gradients are multiplied with.
     """
+    has_vanished = False
     for each in tensors:
         if not has_16_bits(each.dtype):
             continue
+        if _has_vanished(each) and not has_vanished:
+            has_vanished = True  # what comes after it follows from it
+            yield _vanished(each)
         if each.role in (OUTPUT, WEIGHT):
             yield from _of_values(each)
         elif each.role == GRADIENT:
             continue  # counted where they end, in the weights' gradients
         elif each.role == WEIGHT_GRADIENT:
             yield from _of_gradient(each, loss_scale)
+
+
+def _has_vanished(tensor: TensorDiagnosis) -> bool:
+    """Returns whether an output becomes zero on the way to it."""
+    if tensor.role != OUTPUT or tensor.lost is None:
+        return False
+    at_the_end = tensor.values.underflow_fraction(tensor.dtype)
+    return (
+        tensor.lost - at_the_end > MOST_VANISHED
+        and tensor.values.nonzero >= FEW
+    )
+
+
+def _vanished(tensor: TensorDiagnosis) -> Finding:
+    return Finding(
+        level=ERROR,
+        code="vanished-output",
+        layer=tensor.layer,
+        what=f"{tensor.lost:.1%} of the {_of(tensor)} is zero, and not in "
+        "float32.",
+        why=f"{tensor.dtype} holds the results, and not what they are made "
+        "of: a sum or square that is inf, and then divides, leaves zero.",
+        remedy=f"Keep the layer in float32: {keep_float32(tensor.layer)}.",
+        value=tensor.lost,
+    )
 
 
 def _of_values(tensor: TensorDiagnosis) -> Iterator[Finding]:

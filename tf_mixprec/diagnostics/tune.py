@@ -27,7 +27,6 @@ from tf_mixprec.diagnostics.tune_units import units_of
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import Policy
 from tf_mixprec.policies import PrecisionRules
-from tf_mixprec.policies import recommended_policy
 from tf_mixprec.reports import ranked
 
 
@@ -321,22 +320,13 @@ def _share(part: float, whole: float) -> float:
 
 def _base_rules(policy: Any) -> PrecisionRules:
     """Returns rules with a policy in 16 bits."""
-    reason = ""
-    if policy == "auto" or getattr(policy, "policy", None) == "auto":
-        recommendation = recommended_policy()
-        reason = f", on this device, {recommendation.reason}"
-        policy = (
-            recommendation.policy
-            if policy == "auto"
-            else policy.with_policy(recommendation.policy)
-        )
     rules = as_rules(policy)
     target = Policy(rules.policy)
     if not has_16_bits(target.compute_dtype):
         raise ValueError(
             "`policy` must compute in float16 or bfloat16, because exceptions "
             "are layers that do not; name one, such as 'mixed_bfloat16'. "
-            f"Received: policy={rules.policy!r}{reason}"
+            f"Received: policy={policy!r}, which is {rules.policy!r} here"
         )
     return rules
 
