@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import inspect
 import json
 
 import keras
@@ -11,20 +12,19 @@ import tensorflow as tf
 from keras import layers
 
 import tf_mixprec as mp
-from tf_mixprec.diagnostics import profile as profile_module
-from tf_mixprec.diagnostics import profile_findings
-from tf_mixprec.diagnostics import profile_measuring
-from tf_mixprec.diagnostics import profile_ops
-from tf_mixprec.diagnostics import profile_timing
-from tf_mixprec.diagnostics.profile_graph import dtypes_by_name
-from tf_mixprec.diagnostics.profile_graph import graph_facts
-from tf_mixprec.diagnostics.profile_records import BatchTime
-from tf_mixprec.diagnostics.profile_records import GraphFacts
-from tf_mixprec.diagnostics.profile_records import Measured
-from tf_mixprec.diagnostics.profile_records import OpTimes
-from tf_mixprec.diagnostics.profile_records import Variant
-from tf_mixprec.diagnostics.profile_steps import AS_IT_IS
-from tf_mixprec.diagnostics.profile_steps import ProfiledSteps
+from tf_mixprec.diagnostics.profile import findings as profile_findings
+from tf_mixprec.diagnostics.profile import measuring as profile_measuring
+from tf_mixprec.diagnostics.profile import ops as profile_ops
+from tf_mixprec.diagnostics.profile import timing as profile_timing
+from tf_mixprec.diagnostics.profile.graph import dtypes_by_name
+from tf_mixprec.diagnostics.profile.graph import graph_facts
+from tf_mixprec.diagnostics.profile.records import BatchTime
+from tf_mixprec.diagnostics.profile.records import GraphFacts
+from tf_mixprec.diagnostics.profile.records import Measured
+from tf_mixprec.diagnostics.profile.records import OpTimes
+from tf_mixprec.diagnostics.profile.records import Variant
+from tf_mixprec.diagnostics.profile.steps import AS_IT_IS
+from tf_mixprec.diagnostics.profile.steps import ProfiledSteps
 from tf_mixprec.policies import matrix_timing
 
 BATCH = 6
@@ -653,5 +653,5 @@ def test_a_model_without_a_config_is_refused_and_not_changed():
 
 
 def test_the_example_runs():
-    failures, count = doctest.testmod(profile_module)
+    failures, count = doctest.testmod(inspect.getmodule(mp.profile))
     assert (failures, count > 0) == (0, True)

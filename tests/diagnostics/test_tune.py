@@ -18,11 +18,11 @@ import tf_mixprec as mp
 from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Subject
-from tf_mixprec.diagnostics.tune_choice import ranking
-from tf_mixprec.diagnostics.tune_scores import ScoringPass
-from tf_mixprec.diagnostics.tune_search import shortest_prefix
-from tf_mixprec.diagnostics.tune_search import without_unneeded
-from tf_mixprec.diagnostics.tune_units import units_of
+from tf_mixprec.diagnostics.tune.choice import ranking
+from tf_mixprec.diagnostics.tune.scores import ScoringPass
+from tf_mixprec.diagnostics.tune.search import shortest_prefix
+from tf_mixprec.diagnostics.tune.search import without_unneeded
+from tf_mixprec.diagnostics.tune.units import units_of
 
 DTYPES = ["float16", "bfloat16"]
 FEWER = ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)]

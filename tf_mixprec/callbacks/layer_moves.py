@@ -10,7 +10,7 @@ from tf_mixprec.conversion.plan import Decision
 from tf_mixprec.conversion.plan import own_children
 from tf_mixprec.conversion.rebuild import set_policy
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
-from tf_mixprec.diagnostics.tune_units import called_by_code
+from tf_mixprec.diagnostics.tune.units import called_by_code
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import Policy
 from tf_mixprec.policies.policy import keras_policy

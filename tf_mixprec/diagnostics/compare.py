@@ -30,6 +30,7 @@ from tf_mixprec.reports.document import Block
 
 # Of the gradient of a weight, against float32: errors of 4 % and 14 % of it.
 LEAST_COSINE = {"float16": 0.999, "bfloat16": 0.99}
+MOST_ERROR = 0.1  # of an output, relative; rounding alone makes 0.001 to 0.01
 MOST_LOSS_CHANGE = 0.01  # relative, against float32
 _SCALE = 2.0**15  # where no optimizer has one
 _OWN = "as it is"
@@ -260,8 +261,9 @@ def judged(policy: ComparedPolicy) -> Iterator[Finding]:
     jump = _largest_jump(policy.of_role(OUTPUT))
     if jump is not None:
         tensor, factor = jump
+        is_far = tensor.difference.relative_error > MOST_ERROR
         yield Finding(
-            level=INFO,
+            level=WARNING if is_far else INFO,
             code="error-grows",
             layer=tensor.layer,
             what=f"{policy.policy}: the error of the outputs grows most in "

@@ -171,11 +171,14 @@ class _Examination:
         updates: tuple[UpdateOfVariable, ...] = ()
         if self._policy is None:
             updates = updates_of(subject, self._batch)
+        of_tensors = list(judgement.of_tensors(tensors, scale))
+        has_vanished = any(e.code == judgement.VANISHED for e in of_tensors)
         findings = ranked(
             [
                 *self._of_culprit(culprit),
-                *judgement.of_tensors(tensors, scale),
-                *self._of_window(window),
+                *of_tensors,
+                # Of what is zero anyway no scale saves the gradients.
+                *(() if has_vanished else self._of_window(window)),
                 *judgement.of_updates(updates),
             ]
         )

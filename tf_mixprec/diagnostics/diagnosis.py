@@ -117,7 +117,7 @@ class Diagnosis(Report):
         )
 
     def _blocks(self) -> Iterable[Block]:
-        if self.window is not None and len(self.window.lost) > 1:
+        if self.window is not None and any(self.window.lost.values()):
             yield _window_lines(self.window, self.loss_scale)
         yield _histogram(self)
         yield _bars("Headroom of the outputs", self.of_role(OUTPUT))
@@ -146,7 +146,7 @@ def _window_lines(window: LossScaleWindow, loss_scale: float) -> Lines:
     return Lines(
         title="Gradients that are lost, by loss scale",
         x_label="loss scale",
-        y_label="share of the nonzero gradients that become zero",
+        y_label="share of the gradients",
         x=scales,
         series={"lost": tuple(window.lost[each] for each in scales)},
         marks=marks,

@@ -27,6 +27,7 @@ LEAST_SQNR = 40.0  # dB; rounding to nearest gives 73 in float16, 55 in bfloat16
 MOST_VANISHED = 0.1  # of the nonzero outputs; rounding moves a few to zero
 MOST_LOST = 0.01  # of the nonzero gradients of one variable
 MOST_DEAD = 0.1  # of the updates of one variable
+VANISHED = "vanished-output"
 FEW = 16  # values: a share of fewer says little
 
 
@@ -50,7 +51,7 @@ def of_tensors(
             yield from _of_values(each)
         elif each.role == GRADIENT:
             continue  # counted where they end, in the weights' gradients
-        elif each.role == WEIGHT_GRADIENT:
+        elif each.role == WEIGHT_GRADIENT and not has_vanished:
             yield from _of_gradient(each, loss_scale)
 
 
@@ -68,7 +69,7 @@ def _has_vanished(tensor: TensorDiagnosis) -> bool:
 def _vanished(tensor: TensorDiagnosis) -> Finding:
     return Finding(
         level=ERROR,
-        code="vanished-output",
+        code=VANISHED,
         layer=tensor.layer,
         what=f"{tensor.lost:.1%} of the {_of(tensor)} is zero, and not in "
         "float32.",

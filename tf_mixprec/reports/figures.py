@@ -40,7 +40,9 @@ def drawn(figure: Figure, *, ink: str = "black", title: bool = True) -> Canvas:
     axes.patch.set_alpha(0.0)
     plots.draw(figure, axes)
     if title:
-        axes.set_title(plots.plain(figure.title))
+        # Names of bands are above the axes.
+        pad = 30 if getattr(figure, "bands", None) else None
+        axes.set_title(plots.plain(figure.title), pad=pad)
     _color(canvas, ink)
     return canvas
 

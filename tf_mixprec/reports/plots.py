@@ -89,6 +89,7 @@ def _(figure: Lines, axes: Any) -> None:
         axes.set_yscale("log", base=2)
     else:
         axes.yaxis.set_major_formatter(_short_number)
+        _start_at_zero(axes, figure)
     _mark(axes, figure.marks, figure.bounds)
     _name(axes, figure.x_label, figure.y_label)
     _legend(axes, handles, tuple(figure.series))
@@ -185,6 +186,14 @@ def _shade(axes: Any, figure: ExponentHistogram) -> None:
             va="bottom",
             fontsize="small",
         )
+
+
+def _start_at_zero(axes: Any, figure: Lines) -> None:
+    """Leaves out what is below 0 where no value is, and one is 0."""
+    values = [v for each in figure.series.values() for v in _finite(each)]
+    known = np.array([each for each in values if math.isfinite(each)])
+    if known.size and known.min() == 0:
+        axes.set_ylim(bottom=0)
 
 
 def _mark(

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-from tf_mixprec.diagnostics.audit_facts import ModelFacts
-from tf_mixprec.diagnostics.audit_layers import counted
-from tf_mixprec.diagnostics.audit_layers import shown_path
-from tf_mixprec.diagnostics.audit_ops import Cast
-from tf_mixprec.diagnostics.audit_products import Product
+from tf_mixprec.diagnostics.audit.facts import ModelFacts
+from tf_mixprec.diagnostics.audit.layers import counted
+from tf_mixprec.diagnostics.audit.layers import shown_path
+from tf_mixprec.diagnostics.audit.ops import Cast
+from tf_mixprec.diagnostics.audit.products import Product
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
 from tf_mixprec.policies import precision_rules as rule_words

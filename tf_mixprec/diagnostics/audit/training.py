@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics.audit_facts import ModelFacts
-from tf_mixprec.diagnostics.audit_layers import counted
+from tf_mixprec.diagnostics.audit.facts import ModelFacts
+from tf_mixprec.diagnostics.audit.layers import counted
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.numerics.casting import in_16_bits

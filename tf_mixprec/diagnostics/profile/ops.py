@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics.profile_records import OpTimes
+from tf_mixprec.diagnostics.profile.records import OpTimes
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf

@@ -9,10 +9,10 @@ import keras
 
 from tf_mixprec.autocast import plan
 from tf_mixprec.autocast import tensorflow_internals
-from tf_mixprec.diagnostics.audit_ops import op_facts
-from tf_mixprec.diagnostics.audit_trace import ModelTrace
-from tf_mixprec.diagnostics.audit_trace import TracedOp
-from tf_mixprec.diagnostics.profile_records import GraphFacts
+from tf_mixprec.diagnostics.audit.ops import op_facts
+from tf_mixprec.diagnostics.audit.trace import ModelTrace
+from tf_mixprec.diagnostics.audit.trace import TracedOp
+from tf_mixprec.diagnostics.profile.records import GraphFacts
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf

@@ -6,9 +6,9 @@ from typing import Any
 
 import ml_dtypes
 
-from tf_mixprec.diagnostics.audit_facts import ModelFacts
-from tf_mixprec.diagnostics.audit_layers import is_narrow
-from tf_mixprec.diagnostics.audit_layers import shown_path
+from tf_mixprec.diagnostics.audit.facts import ModelFacts
+from tf_mixprec.diagnostics.audit.layers import is_narrow
+from tf_mixprec.diagnostics.audit.layers import shown_path
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.numerics.epsilon import is_zero_in
 from tf_mixprec.policies import kinds

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from tf_mixprec.conversion.plan import decisions
-from tf_mixprec.diagnostics.tune_casts import Dtypes
-from tf_mixprec.diagnostics.tune_casts import LayerGraph
-from tf_mixprec.diagnostics.tune_measure import Measure
-from tf_mixprec.diagnostics.tune_search import Numbers
-from tf_mixprec.diagnostics.tune_units import Unit
+from tf_mixprec.diagnostics.tune.casts import Dtypes
+from tf_mixprec.diagnostics.tune.casts import LayerGraph
+from tf_mixprec.diagnostics.tune.measure import Measure
+from tf_mixprec.diagnostics.tune.search import Numbers
+from tf_mixprec.diagnostics.tune.units import Unit
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.precision_rules import PrecisionRules
 

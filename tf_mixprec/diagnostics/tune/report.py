@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from tf_mixprec.diagnostics.tune_trials import Trial
+from tf_mixprec.diagnostics.tune.trials import Trial
 from tf_mixprec.policies.precision_rules import PrecisionRules
 from tf_mixprec.reports import Bars
 from tf_mixprec.reports import Document

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_mixprec.diagnostics.tune_scores import Score
-from tf_mixprec.diagnostics.tune_search import Numbers
-from tf_mixprec.diagnostics.tune_search import shortest_prefix
-from tf_mixprec.diagnostics.tune_search import without_unneeded
-from tf_mixprec.diagnostics.tune_trials import OutOfTrialsError
-from tf_mixprec.diagnostics.tune_trials import Trials
-from tf_mixprec.diagnostics.tune_units import Unit
+from tf_mixprec.diagnostics.tune.scores import Score
+from tf_mixprec.diagnostics.tune.search import Numbers
+from tf_mixprec.diagnostics.tune.search import shortest_prefix
+from tf_mixprec.diagnostics.tune.search import without_unneeded
+from tf_mixprec.diagnostics.tune.trials import OutOfTrialsError
+from tf_mixprec.diagnostics.tune.trials import Trials
+from tf_mixprec.diagnostics.tune.units import Unit
 
 _NONE: Numbers = frozenset()
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics import profile_blocks
-from tf_mixprec.diagnostics import profile_findings
-from tf_mixprec.diagnostics import profile_measuring
 from tf_mixprec.diagnostics.data import Data
-from tf_mixprec.diagnostics.profile_records import BatchTime
-from tf_mixprec.diagnostics.profile_records import Measured
-from tf_mixprec.diagnostics.profile_records import Variant
-from tf_mixprec.diagnostics.profile_steps import AS_IT_IS
-from tf_mixprec.diagnostics.profile_steps import ProfiledSteps
-from tf_mixprec.diagnostics.profile_steps import label_of
+from tf_mixprec.diagnostics.profile import blocks
+from tf_mixprec.diagnostics.profile import findings
+from tf_mixprec.diagnostics.profile import measuring
+from tf_mixprec.diagnostics.profile.records import BatchTime
+from tf_mixprec.diagnostics.profile.records import Measured
+from tf_mixprec.diagnostics.profile.records import Variant
+from tf_mixprec.diagnostics.profile.steps import AS_IT_IS
+from tf_mixprec.diagnostics.profile.steps import ProfiledSteps
+from tf_mixprec.diagnostics.profile.steps import label_of
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.policies import hardware
 from tf_mixprec.policies.recommendation import recommended_policy
@@ -74,8 +74,8 @@ class Profile(Report):
             measured: The times.
         """
         return cls(
-            verdict=profile_findings.verdict(measured),
-            findings=profile_findings.findings(measured),
+            verdict=findings.verdict(measured),
+            findings=findings.findings(measured),
             model=model,
             device=device,
             batch_size=measured.batch_size,
@@ -103,11 +103,11 @@ class Profile(Report):
             facts={
                 "device": self.device,
                 "batch": self.batch_size,
-                "now": profile_findings.current_variant(measured).label
+                "now": findings.current_variant(measured).label
                 if self.current is not None
                 else "none of these",
             },
-            blocks=profile_blocks.blocks(measured),
+            blocks=blocks.blocks(measured),
         )
 
 
@@ -207,11 +207,11 @@ def profile(
         _optimizer(model, optimizer),
         jit_compile,
     )
-    measured = profile_measuring.measured(
+    measured = measuring.measured(
         steps, current, batch, batch_sizes, rounds, seconds
     )
     measured = dataclasses.replace(
-        measured, batch_statistics=profile_measuring.batch_statistics(model)
+        measured, batch_statistics=measuring.batch_statistics(model)
     )
     return Profile.of(model.name, _device(), measured)
 

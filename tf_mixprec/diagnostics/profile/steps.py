@@ -8,8 +8,8 @@ import keras
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.conversion import convert
-from tf_mixprec.diagnostics.profile_graph import graph_facts
-from tf_mixprec.diagnostics.profile_records import GraphFacts
+from tf_mixprec.diagnostics.profile.graph import graph_facts
+from tf_mixprec.diagnostics.profile.records import GraphFacts
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.errors import ConversionWarning

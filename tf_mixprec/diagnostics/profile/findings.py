@@ -12,9 +12,9 @@ batch               by the time of an example
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tf_mixprec.diagnostics.profile_records import BatchTime
-from tf_mixprec.diagnostics.profile_records import Measured
-from tf_mixprec.diagnostics.profile_records import Variant
+from tf_mixprec.diagnostics.profile.records import BatchTime
+from tf_mixprec.diagnostics.profile.records import Measured
+from tf_mixprec.diagnostics.profile.records import Variant
 from tf_mixprec.reports import INFO
 from tf_mixprec.reports import WARNING
 from tf_mixprec.reports import Finding

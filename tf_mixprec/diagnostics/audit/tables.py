@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tf_mixprec.diagnostics.audit_layers import AuditedLayer
+from tf_mixprec.diagnostics.audit.layers import AuditedLayer
 from tf_mixprec.reports import Bars
 from tf_mixprec.reports import Table
 

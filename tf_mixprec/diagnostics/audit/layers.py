@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics.audit_ops import OpFacts
+from tf_mixprec.diagnostics.audit.ops import OpFacts
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.layers.float32_inside import PolicyOutside

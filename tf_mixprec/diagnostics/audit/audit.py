@@ -10,15 +10,15 @@ import keras
 
 from tf_mixprec.conversion import convert
 from tf_mixprec.conversion.heads import has_graph
-from tf_mixprec.diagnostics import audit_numerics
-from tf_mixprec.diagnostics import audit_speed
-from tf_mixprec.diagnostics import audit_tables
-from tf_mixprec.diagnostics import audit_training
-from tf_mixprec.diagnostics.audit_facts import ModelFacts
-from tf_mixprec.diagnostics.audit_facts import check_is_built
-from tf_mixprec.diagnostics.audit_facts import facts_of
-from tf_mixprec.diagnostics.audit_layers import AuditedLayer
-from tf_mixprec.diagnostics.audit_layers import counted
+from tf_mixprec.diagnostics.audit import numerics
+from tf_mixprec.diagnostics.audit import speed
+from tf_mixprec.diagnostics.audit import tables
+from tf_mixprec.diagnostics.audit import training
+from tf_mixprec.diagnostics.audit.facts import ModelFacts
+from tf_mixprec.diagnostics.audit.facts import check_is_built
+from tf_mixprec.diagnostics.audit.facts import facts_of
+from tf_mixprec.diagnostics.audit.layers import AuditedLayer
+from tf_mixprec.diagnostics.audit.layers import counted
 from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.reports import ERROR
 from tf_mixprec.reports import INFO
@@ -82,15 +82,15 @@ class Audit(Report):
                 "parameters": sum(each.parameters for each in self.layers),
             },
             blocks=(
-                audit_tables.dtype_table(self.multiply_adds),
-                audit_tables.layer_table(self.layers),
-                audit_tables.bars(
+                tables.dtype_table(self.multiply_adds),
+                tables.layer_table(self.layers),
+                tables.bars(
                     self.layers,
                     "multiply_adds",
                     "Multiply-adds by layer",
                     "for an example",
                 ),
-                audit_tables.bars(
+                tables.bars(
                     self.layers,
                     "cast_bytes",
                     "Casts by layer",
@@ -152,9 +152,9 @@ def audit(
     facts = facts_of(model, batch_size)
     findings = ranked(
         [
-            *audit_training.findings(facts),
-            *audit_numerics.findings(facts),
-            *audit_speed.findings(facts),
+            *training.findings(facts),
+            *numerics.findings(facts),
+            *speed.findings(facts),
             *_what_is_not_seen(facts),
         ]
     )

@@ -6,24 +6,24 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tf_mixprec.diagnostics import tune_findings
 from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.in_precision import as_rules
 from tf_mixprec.diagnostics.subject import Subject
-from tf_mixprec.diagnostics.tune_choice import Choice
-from tf_mixprec.diagnostics.tune_choice import chosen
-from tf_mixprec.diagnostics.tune_data import size_of
-from tf_mixprec.diagnostics.tune_data import split_batches
-from tf_mixprec.diagnostics.tune_findings import percent
-from tf_mixprec.diagnostics.tune_measure import Measure
-from tf_mixprec.diagnostics.tune_ranges import range_verdict
-from tf_mixprec.diagnostics.tune_report import FLOAT32
-from tf_mixprec.diagnostics.tune_report import MERGED
-from tf_mixprec.diagnostics.tune_report import TunedLayer
-from tf_mixprec.diagnostics.tune_report import TuneReport
-from tf_mixprec.diagnostics.tune_scores import ScoringPass
-from tf_mixprec.diagnostics.tune_trials import Trials
-from tf_mixprec.diagnostics.tune_units import units_of
+from tf_mixprec.diagnostics.tune import findings
+from tf_mixprec.diagnostics.tune.choice import Choice
+from tf_mixprec.diagnostics.tune.choice import chosen
+from tf_mixprec.diagnostics.tune.data import size_of
+from tf_mixprec.diagnostics.tune.data import split_batches
+from tf_mixprec.diagnostics.tune.findings import percent
+from tf_mixprec.diagnostics.tune.measure import Measure
+from tf_mixprec.diagnostics.tune.ranges import range_verdict
+from tf_mixprec.diagnostics.tune.report import FLOAT32
+from tf_mixprec.diagnostics.tune.report import MERGED
+from tf_mixprec.diagnostics.tune.report import TunedLayer
+from tf_mixprec.diagnostics.tune.report import TuneReport
+from tf_mixprec.diagnostics.tune.scores import ScoringPass
+from tf_mixprec.diagnostics.tune.trials import Trials
+from tf_mixprec.diagnostics.tune.units import units_of
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import Policy
 from tf_mixprec.policies import PrecisionRules
@@ -221,12 +221,12 @@ class _Search:
             verdict=self._verdict(layers, tuned, within=within),
             findings=ranked(
                 [
-                    *tune_findings.of_search(
+                    *findings.of_search(
                         is_within_budget=within,
                         is_complete=choice.is_complete,
                         builds=len(done),
                     ),
-                    *tune_findings.of_layers(layers if within else ()),
+                    *findings.of_layers(layers if within else ()),
                 ]
             ),
             rules=rules,

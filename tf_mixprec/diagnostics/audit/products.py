@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-from tf_mixprec.diagnostics.audit_trace import TracedOp
+from tf_mixprec.diagnostics.audit.trace import TracedOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,17 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics.profile_graph import dtypes_by_name
-from tf_mixprec.diagnostics.profile_ops import op_times
-from tf_mixprec.diagnostics.profile_records import BatchTime
-from tf_mixprec.diagnostics.profile_records import Measured
-from tf_mixprec.diagnostics.profile_records import Variant
-from tf_mixprec.diagnostics.profile_steps import BACKWARD
-from tf_mixprec.diagnostics.profile_steps import FORWARD
-from tf_mixprec.diagnostics.profile_steps import STEP
-from tf_mixprec.diagnostics.profile_steps import ProfiledSteps
-from tf_mixprec.diagnostics.profile_timing import interleaved
-from tf_mixprec.diagnostics.profile_timing import ratio
+from tf_mixprec.diagnostics.profile.graph import dtypes_by_name
+from tf_mixprec.diagnostics.profile.ops import op_times
+from tf_mixprec.diagnostics.profile.records import BatchTime
+from tf_mixprec.diagnostics.profile.records import Measured
+from tf_mixprec.diagnostics.profile.records import Variant
+from tf_mixprec.diagnostics.profile.steps import BACKWARD
+from tf_mixprec.diagnostics.profile.steps import FORWARD
+from tf_mixprec.diagnostics.profile.steps import STEP
+from tf_mixprec.diagnostics.profile.steps import ProfiledSteps
+from tf_mixprec.diagnostics.profile.timing import interleaved
+from tf_mixprec.diagnostics.profile.timing import ratio
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.policies import hardware
 from tf_mixprec.policies import matrix_timing

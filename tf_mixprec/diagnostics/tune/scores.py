@@ -30,9 +30,9 @@ from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.tensor_statistics import full_statistics
-from tf_mixprec.diagnostics.tune_casts import LayerGraph
-from tf_mixprec.diagnostics.tune_data import size_of
-from tf_mixprec.diagnostics.tune_units import Unit
+from tf_mixprec.diagnostics.tune.casts import LayerGraph
+from tf_mixprec.diagnostics.tune.data import size_of
+from tf_mixprec.diagnostics.tune.units import Unit
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.numerics.finite import found_inf

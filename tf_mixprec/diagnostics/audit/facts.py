@@ -8,12 +8,13 @@ from typing import Any
 
 import keras
 
-from tf_mixprec.diagnostics import audit_layers
-from tf_mixprec.diagnostics.audit_layers import AuditedLayer
-from tf_mixprec.diagnostics.audit_ops import OpFacts
-from tf_mixprec.diagnostics.audit_ops import op_facts
-from tf_mixprec.diagnostics.audit_trace import ModelTrace
-from tf_mixprec.diagnostics.audit_trace import model_trace
+from tf_mixprec.diagnostics.audit.layers import AuditedLayer
+from tf_mixprec.diagnostics.audit.layers import audited_layers
+from tf_mixprec.diagnostics.audit.layers import layers_of
+from tf_mixprec.diagnostics.audit.ops import OpFacts
+from tf_mixprec.diagnostics.audit.ops import op_facts
+from tf_mixprec.diagnostics.audit.trace import ModelTrace
+from tf_mixprec.diagnostics.audit.trace import model_trace
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.policies.recommendation import Recommendation
 from tf_mixprec.policies.recommendation import recommended_policy
@@ -91,13 +92,13 @@ def facts_of(model: Any, batch_size: int) -> ModelFacts:
         model: The model.
         batch_size: The examples in a call.
     """
-    layers = audit_layers.layers_of(model)
+    layers = layers_of(model)
     trace, not_traced = _traced(model, layers, batch_size)
     ops = op_facts(trace) if trace else None
     return ModelFacts(
         model=model,
         layers=layers,
-        rows=audit_layers.audited_layers(
+        rows=audited_layers(
             layers, ops, trace.calls if trace else {}, batch_size
         ),
         ops=ops or _NO_OPS,
@@ -113,7 +114,7 @@ def check_is_built(model: Any) -> None:
     """Rejects models without variables."""
     unbuilt = [
         each.path
-        for each in audit_layers.layers_of(model)
+        for each in layers_of(model)
         if not getattr(each.layer, "built", True)
     ]
     if not model.built or (unbuilt and not model.weights):

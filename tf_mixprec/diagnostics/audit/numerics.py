@@ -7,13 +7,13 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from tf_mixprec.diagnostics import audit_constants
-from tf_mixprec.diagnostics.audit_facts import ModelFacts
-from tf_mixprec.diagnostics.audit_layers import counted
-from tf_mixprec.diagnostics.audit_layers import is_narrow
-from tf_mixprec.diagnostics.audit_layers import own_variables
-from tf_mixprec.diagnostics.audit_layers import shown_path
-from tf_mixprec.diagnostics.audit_ops import Sum
+from tf_mixprec.diagnostics.audit import constants
+from tf_mixprec.diagnostics.audit.facts import ModelFacts
+from tf_mixprec.diagnostics.audit.layers import counted
+from tf_mixprec.diagnostics.audit.layers import is_narrow
+from tf_mixprec.diagnostics.audit.layers import own_variables
+from tf_mixprec.diagnostics.audit.layers import shown_path
+from tf_mixprec.diagnostics.audit.ops import Sum
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
 from tf_mixprec.reports import ERROR
@@ -36,7 +36,7 @@ def findings(facts: ModelFacts) -> Iterator[Finding]:
     yield from _added_losses(facts)
     yield from _sums(facts)
     yield from _deep_products(facts)
-    yield from audit_constants.findings(facts)
+    yield from constants.findings(facts)
     yield from _weights(facts)
 
 

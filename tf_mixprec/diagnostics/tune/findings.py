@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from tf_mixprec.diagnostics.explanations import keep_float32
-from tf_mixprec.diagnostics.tune_report import MERGED
-from tf_mixprec.diagnostics.tune_report import TunedLayer
+from tf_mixprec.diagnostics.tune.report import MERGED
+from tf_mixprec.diagnostics.tune.report import TunedLayer
 from tf_mixprec.reports import ERROR
 from tf_mixprec.reports import INFO
 from tf_mixprec.reports import WARNING

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_mixprec.diagnostics.audit_products import Product
-from tf_mixprec.diagnostics.audit_products import product_of
-from tf_mixprec.diagnostics.audit_products import size_of
-from tf_mixprec.diagnostics.audit_products import times
-from tf_mixprec.diagnostics.audit_trace import ModelTrace
-from tf_mixprec.diagnostics.audit_trace import TracedOp
+from tf_mixprec.diagnostics.audit.products import Product
+from tf_mixprec.diagnostics.audit.products import product_of
+from tf_mixprec.diagnostics.audit.products import size_of
+from tf_mixprec.diagnostics.audit.products import times
+from tf_mixprec.diagnostics.audit.trace import ModelTrace
+from tf_mixprec.diagnostics.audit.trace import TracedOp
 from tf_mixprec.numerics.casting import has_16_bits
 
 if keras.backend.backend() == "tensorflow":

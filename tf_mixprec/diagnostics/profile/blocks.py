@@ -1,7 +1,7 @@
 """Tables and figures of a profile."""
 
-from tf_mixprec.diagnostics.profile_records import Measured
-from tf_mixprec.diagnostics.profile_records import Variant
+from tf_mixprec.diagnostics.profile.records import Measured
+from tf_mixprec.diagnostics.profile.records import Variant
 from tf_mixprec.reports import Bars
 from tf_mixprec.reports import Table
 from tf_mixprec.reports.document import Block
