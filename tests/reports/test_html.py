@@ -113,6 +113,7 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch):
     Page(text)
 
 
+@pytest.mark.slow
 def test_page_in_a_browser(tmp_path):
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
