@@ -2,23 +2,15 @@
 
 import collections
 import dataclasses
-import functools
 from typing import Any
-
-import keras
 
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.callbacks.batches import check_steps
-from tf_mixprec.callbacks.last_batch import LastBatch
 from tf_mixprec.callbacks.layer_moves import LayerMoves
+from tf_mixprec.callbacks.second_look import SecondLook
 from tf_mixprec.diagnostics import culprit as phases
-from tf_mixprec.diagnostics.culprit import Culprit
 from tf_mixprec.diagnostics.lost_gradients import LostGradients
 from tf_mixprec.diagnostics.probed_step import ProbedStep
-from tf_mixprec.diagnostics.replay import with_the_same_numbers
-from tf_mixprec.diagnostics.search import found_in_step
-from tf_mixprec.diagnostics.subject import Subject
-from tf_mixprec.training.keras_loop import step_behind
 
 OVERFLOW = "overflow"
 LOST_GRADIENTS = "lost gradients"
@@ -48,7 +40,7 @@ class PrecisionMove:
     value: float
 
 
-class AdaptivePrecision(keras.callbacks.Callback):
+class AdaptivePrecision(SecondLook):
     """Moves layers to float32 while a model trains, where 16 bits fail.
 
     ```text
@@ -128,7 +120,6 @@ class AdaptivePrecision(keras.callbacks.Callback):
         self._max_moves = max_moves
         self._moves: LayerMoves | None = None
         self._moves_of: Any = None
-        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -160,26 +151,12 @@ class AdaptivePrecision(keras.callbacks.Callback):
         self._begin()
         if self._moves_of is not self.model:
             self._moves, self._moves_of = None, self.model
-        self._subject = Subject(
-            step_behind(self.model.train_function) or self.model
-        )
-        self._make_steps()
-        self._last.stop()  # where a former `fit` has not come to its end
-        self._last = LastBatch(self.model)
-        self._last.start()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._last.stop()
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        # A copy on the device: a bad step changes the scale.
-        self._scale = keras.ops.copy(self.model.optimizer.loss_scale)
+        super().on_train_begin(logs)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        super().on_train_batch_end(batch, logs)
         self._step += 1
         # Keras has waited for this step before it calls callbacks.
         is_bad = bool(self.model.optimizer.found_inf.numpy())
@@ -209,15 +186,12 @@ class AdaptivePrecision(keras.callbacks.Callback):
         )
         self._gradients = LostGradients(self._subject, jit_compile=jit_compile)
 
-    def _scale_of_step(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._scale))
-
     def _look_for_overflow(self, moves: LayerMoves) -> None:
         if self._step - self._noted_at > self._every:
             self._noted.clear()
         if not _is_worth_a_look(self._in_a_row, self._patience):
             return
-        culprit = self._culprit()
+        culprit, _ = self._culprit(self._probed)
         if culprit is None or culprit.phase not in _OF_THE_LAYER:
             return
         self._noted_at = self._step
@@ -225,13 +199,6 @@ class AdaptivePrecision(keras.callbacks.Callback):
         count = self._noted[culprit.layer]
         if count >= self._patience and moves.can_move(culprit.layer):
             self._move(moves, [culprit.layer], OVERFLOW, float(count))
-
-    def _culprit(self) -> Culprit | None:
-        batch, scale = self._last.batch, self._scale_of_step()
-        run = functools.cache(functools.partial(self._probed, batch))
-        return with_the_same_numbers(
-            self._probed, batch, lambda: found_in_step(run, batch, scale)
-        )
 
     def _look_for_lost_gradients(self, moves: LayerMoves) -> None:
         batch, scale = self._last.batch, self._scale_of_step()
@@ -270,8 +237,8 @@ class AdaptivePrecision(keras.callbacks.Callback):
         self._noted.clear()
         self._lost.clear()
         self._quiet_since = self._step
-        self._make_steps()
         moves.retrace()
+        self._make_current_steps()
 
     def _is_time_to_go_back(self, moves: LayerMoves) -> bool:
         return (

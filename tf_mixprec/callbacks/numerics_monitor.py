@@ -1,32 +1,25 @@
 """Says which tensor was the first with inf or nan, in a step that was."""
 
 import collections
-import functools
 import math
 import pathlib
 import warnings
 from typing import Any
 
-import keras
-
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.callbacks.budget import Budget
 from tf_mixprec.callbacks.budget import check_overhead
-from tf_mixprec.callbacks.last_batch import LastBatch
 from tf_mixprec.callbacks.last_batch import shapes_of
+from tf_mixprec.callbacks.second_look import SecondLook
 from tf_mixprec.diagnostics.explanations import explained
 from tf_mixprec.diagnostics.explanations import what_is_bad
 from tf_mixprec.diagnostics.numerics_event import NumericsEvent
 from tf_mixprec.diagnostics.numerics_event import Sample
 from tf_mixprec.diagnostics.numerics_event import sample_of
 from tf_mixprec.diagnostics.probed_step import ProbedStep
-from tf_mixprec.diagnostics.replay import with_the_same_numbers
-from tf_mixprec.diagnostics.search import found_in_step
-from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.errors import NumericsWarning
 from tf_mixprec.reports import INFO
-from tf_mixprec.training.keras_loop import step_behind
 
 _HISTORY = 20  # samples
 # Bad steps that are looked at whatever it costs: of all, and of those in a row.
@@ -34,7 +27,7 @@ _FIRST = 10
 _IN_A_ROW = 3
 
 
-class NumericsMonitor(keras.callbacks.Callback):
+class NumericsMonitor(SecondLook):
     """Names the first tensor with inf or nan when a step has any.
 
     ```text
@@ -102,7 +95,6 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._replay = replay
         self._report_dir = None if report_dir is None else str(report_dir)
         self._max_overhead = max_overhead
-        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -137,16 +129,9 @@ class NumericsMonitor(keras.callbacks.Callback):
         )
         _check_skips(optimizer)
         self._begin()
-        self._subject = Subject(
-            step_behind(self.model.train_function) or self.model
-        )
-        self._last.stop()  # where a former `fit` has not come to its end
-        self._last = LastBatch(self.model)
-        self._last.start()
-        self._make_steps()
+        super().on_train_begin(logs)
 
     def _make_steps(self) -> None:
-        """Makes what looks again, as the layers are now."""
         subject = self._subject
         # Samples in a graph: compiled by XLA they would have to be traced for
         # longer than they save.
@@ -155,28 +140,17 @@ class NumericsMonitor(keras.callbacks.Callback):
             subject, jit_compile=subject.jit_compile, full=False
         )
         self._shapes: Any = None
-        self._functions = self._last.functions
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._last.stop()
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._epoch = epoch
 
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        # A copy on the device: a bad step changes the scale.
-        self._scale = keras.ops.copy(self.model.optimizer.loss_scale)
-
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        super().on_train_batch_end(batch, logs)
         self._steps += 1
-        if self._last.functions != self._functions:
-            self._make_steps()  # a layer may have been given another policy
         if not self._is_bad(logs or {}):
             self._in_a_row = 0
             if self._steps - self._sampled_at >= self._every:
@@ -219,9 +193,6 @@ class NumericsMonitor(keras.callbacks.Callback):
         record = self._sampled(batch, self._scale_of_step())
         self._history.append(sample_of(self._steps, record))
 
-    def _scale_of_step(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._scale))
-
     def _look_again(self, batch_index: int) -> None:
         batch = self._last.batch
         if batch is None:
@@ -229,14 +200,11 @@ class NumericsMonitor(keras.callbacks.Callback):
         self._looks += 1
         if self._looks == 1:
             self._replayed(batch)  # traced now, and not counted
-        self._budget.spend(lambda: self._search(batch, batch_index))
+        self._budget.spend(lambda: self._search(batch_index))
 
-    def _search(self, batch: Any, batch_index: int) -> None:
+    def _search(self, batch_index: int) -> None:
         scale = self._scale_of_step()
-        run = functools.cache(functools.partial(self._replayed, batch))
-        culprit = with_the_same_numbers(
-            self._replayed, batch, lambda: found_in_step(run, batch, scale)
-        )
+        culprit, run = self._culprit(self._replayed)
         if culprit is None:
             return  # of random numbers of a user's own, say
         finding = explained(

@@ -5,21 +5,17 @@ import math
 import warnings
 from typing import Any
 
-import keras
-
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.callbacks.budget import Budget
 from tf_mixprec.callbacks.budget import check_overhead
-from tf_mixprec.callbacks.last_batch import LastBatch
 from tf_mixprec.callbacks.last_batch import shapes_of
+from tf_mixprec.callbacks.second_look import SecondLook
 from tf_mixprec.diagnostics.compare import ComparedPolicy
 from tf_mixprec.diagnostics.compare import compared_policy
 from tf_mixprec.diagnostics.compare import judged
 from tf_mixprec.diagnostics.comparison_step import ComparisonStep
-from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.errors import NumericsWarning
 from tf_mixprec.reports import INFO
-from tf_mixprec.training.keras_loop import step_behind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +37,7 @@ class DriftRecord:
         return math.nan if tensor is None else tensor.difference.cosine
 
 
-class PrecisionDrift(keras.callbacks.Callback):
+class PrecisionDrift(SecondLook):
     """Compares a model with itself in float32, again and again in training.
 
     `mp.compare` says how far rounding takes a model at one moment; weights and
@@ -101,7 +97,6 @@ class PrecisionDrift(keras.callbacks.Callback):
         self._every = every
         self._patience = patience
         self._max_overhead = max_overhead
-        self._last = LastBatch(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -120,21 +115,11 @@ class PrecisionDrift(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._begin()
-        self._subject = Subject(
-            step_behind(self.model.train_function) or self.model
-        )
-        self._last.stop()  # where a former `fit` has not come to its end
-        self._last = LastBatch(self.model)
-        self._last.start()
-        self._make_step()
+        super().on_train_begin(logs)
 
-    def _make_step(self) -> None:
+    def _make_steps(self) -> None:
         self._step = ComparisonStep(self._subject, None, jit_compile=False)
         self._shapes: Any = None
-        self._functions = self._last.functions
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._last.stop()
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -144,9 +129,8 @@ class PrecisionDrift(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        super().on_train_batch_end(batch, logs)
         self._steps += 1
-        if self._last.functions != self._functions:
-            self._make_step()  # a layer may have been given another policy
         if self._steps - self._compared_at < self._every:
             return
         self._compared_at = self._steps

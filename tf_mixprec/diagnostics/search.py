@@ -44,10 +44,12 @@ def found_in_step(run: Run, batch: Batch, scale: float) -> Culprit | None:
     if found is not None:
         return found
     if not np.isfinite(step.loss):
-        return forward_culprit(step) or _loss_itself(step)
+        return forward_culprit(step) or _of_loss(phases.LOSS, "loss", step.loss)
     unscaled = run(1.0) if scale != 1.0 else step
     if not unscaled.found_inf:
-        return backward_culprit(step, phases.SCALE) or _scaled_loss(step)
+        return backward_culprit(step, phases.SCALE) or _of_loss(
+            phases.SCALE, "scaled loss", step.scaled_loss
+        )
     return forward_culprit(unscaled) or backward_culprit(
         unscaled, phases.BACKWARD
     )
@@ -112,27 +114,14 @@ def _words(phase: str, path: str, array: np.ndarray) -> str:
     return f"{name}, first in example {int(np.argmax(bad))} of the batch"
 
 
-def _loss_itself(step: StepRecord) -> Culprit:
+def _of_loss(phase: str, words: str, value: float) -> Culprit:
     return Culprit(
-        phase=phases.LOSS,
+        phase=phase,
         layer="",
         layer_class="",
-        tensor="loss",
+        tensor=words,
         dtype="float32",
         size=1,
-        nan=int(np.isnan(step.loss)),
-        inf=int(np.isinf(step.loss)),
-    )
-
-
-def _scaled_loss(step: StepRecord) -> Culprit:
-    return Culprit(
-        phase=phases.SCALE,
-        layer="",
-        layer_class="",
-        tensor="scaled loss",
-        dtype="float32",
-        size=1,
-        nan=int(np.isnan(step.scaled_loss)),
-        inf=int(np.isinf(step.scaled_loss)),
+        nan=int(np.isnan(value)),
+        inf=int(np.isinf(value)),
     )
