@@ -183,7 +183,9 @@ def test_examples_run(module):
     assert (failures, count > 0) == (0, True)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/recipe.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/recipe.md", "docs/diagnose.md"]
+)
 def test_the_examples_in_the_documents_run(name):
     text = (ROOT / name).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -160,6 +160,7 @@ def test_bad_data_are_no_reason():
     assert adaptive.records == ()
 
 
+@pytest.mark.slow
 def test_moves_are_bounded():
     names = ("weak_1", "weak_2", "weak_3")
     model = make(*[lambda name=name: Overflow(name=name) for name in names])
@@ -187,6 +188,7 @@ def test_each_move_is_one_trace(monkeypatch):
     assert len([force for force in made if force]) == 2
 
 
+@pytest.mark.slow
 def test_a_layer_goes_back_when_it_has_been_fine():
     model = make(overflow)
     adaptive = mp.callbacks.AdaptivePrecision(patience=1, back_after=3)
@@ -217,6 +219,7 @@ def test_a_layer_goes_back_when_it_has_been_fine():
     assert not back.to_float32
 
 
+@pytest.mark.slow
 def test_code_of_a_user_goes_on_getting_16_bits():
     model = make(lambda: Around(name="around"))
     adaptive = mp.callbacks.AdaptivePrecision(patience=1)
@@ -228,6 +231,7 @@ def test_code_of_a_user_goes_on_getting_16_bits():
     assert int(model.optimizer.iterations) == 3
 
 
+@pytest.mark.slow
 def test_the_saved_model_has_the_new_policy(tmp_path):
     model = make(overflow)
     adaptive = mp.callbacks.AdaptivePrecision(patience=1)

@@ -63,7 +63,14 @@ def run(how, x, y, monitor, policy="mixed_float16", **compile_options):
     return model
 
 
-@pytest.mark.parametrize("how", ["fit", "safe", "step"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "fit",
+        pytest.param("safe", marks=pytest.mark.slow),
+        pytest.param("step", marks=pytest.mark.slow),
+    ],
+)
 def test_bad_input_is_named(how, tmp_path):
     x, y = data()
     x[3 * BATCH + 2, 1] = np.nan

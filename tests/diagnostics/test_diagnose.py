@@ -107,6 +107,7 @@ def test_statistics_are_those_of_numpy(jit_compile):
         )
 
 
+@pytest.mark.slow
 def test_exponents_of_gradients_shift_with_the_scale():
     model = make(dense("hidden"))
     one, other = (
@@ -160,6 +161,7 @@ def zeros(scale, x, y):
     return ((wide != 0) & (narrow == 0)).sum() / (wide != 0).sum()
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_window_have_names():
     x, y = data()
     window = mp.diagnose(make(dense("hidden")), x, y, loss=small_loss).window
@@ -190,6 +192,7 @@ def test_no_loss_scale_works():
     assert report.window.highest_limit in ("hidden", "sizes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "code"),
     [
@@ -313,6 +316,7 @@ def test_the_loss_scale_optimizer_of_keras():
     assert report.updates == ()
 
 
+@pytest.mark.slow
 def test_a_train_step_with_a_loss_of_its_own():
     class Step(mp.TrainStep):
         def compute_loss(self, model, batch):
@@ -329,6 +333,7 @@ def test_a_train_step_with_a_loss_of_its_own():
     assert own.updates
 
 
+@pytest.mark.slow
 def test_a_dataset_and_named_inputs():
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     outputs = keras.layers.Dense(1)(keras.layers.Add()([a, b]))
@@ -386,3 +391,31 @@ def test_wrong_data():
     mp.compile(autocast, "adam", "mse", autocast="bfloat16")
     with pytest.raises(ValueError, match="compiled with autocast"):
         mp.diagnose(autocast, x, y)
+
+
+@keras.saving.register_keras_serializable("test_diagnose")
+class UnitLength(keras.layers.Layer):
+    def call(self, x):
+        squares = keras.ops.sum(keras.ops.square(x), axis=-1, keepdims=True)
+        return x / keras.ops.sqrt(squares)
+
+
+def test_an_output_that_vanishes_inside_of_its_layer():
+    model = make(lambda: UnitLength(name="length"), dense("hidden"))
+    x, y = data()
+    report = mp.diagnose(model, 1000 * x, y, loss="mse", loss_scale=1.0)
+    assert report.culprit is None
+    assert codes(report, "error") == {("vanished-output", "length")}
+    assert report.findings[0].value > 0.5  # squares of 1000 are inf in float16
+
+
+def test_a_step_with_nan_says_nothing_of_updates():
+    model = make(dense("first"), rescaling("large", 1e6))
+    x, y = data()
+    mp.compile(model, "adam", "mse", jit_compile=False)
+    report = mp.diagnose(model, x, y)
+    assert report.culprit.layer == "large"
+    assert report.updates == ()
+    assert not [e for e in report.findings if e.code == "dead-updates"]
+    for each in report.of_role(roles.WEIGHT_GRADIENT):
+        assert each.lost is None

@@ -3,10 +3,12 @@
 import contextlib
 import sys
 
+import keras
 import numpy as np
 import pytest
 from diagnostics import faulty
 
+import tf_mixprec as mp
 from tf_mixprec._table import table_text
 from tf_mixprec.diagnostics.culprit import FORWARD
 from tf_mixprec.diagnostics.culprit import INPUT
@@ -96,7 +98,15 @@ def check(name, dtype, jit_compile):
     assert [row for row in rows if row[1] != row[2]] == []
 
 
-@pytest.mark.parametrize("name", faulty.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("lstm", "transformer")
+        else name
+        for name in faulty.MODELS
+    ],
+)
 def test_faults_are_found(name):
     check(name, "float16", jit_compile=False)
 
@@ -112,3 +122,24 @@ def test_faults_are_found_in_bfloat16(name):
 @pytest.mark.parametrize("name", faulty.MODELS)
 def test_faults_are_found_under_xla(name, dtype):
     check(name, dtype, jit_compile=True)
+
+
+def test_a_statistic_that_a_skipped_step_has_written():
+    x, y = np.ones((4, 2)), np.ones(4)
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Rescaling(1e5, dtype="float16"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
+    mp.compile(model, "adam", "mse", jit_compile=False)
+    first = mp.find_nonfinite(model, x, y)
+    assert [e.code for e in first.findings] == ["nonfinite-forward"]
+    model.fit(x, y, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 1
+    second = mp.find_nonfinite(model, x, y)
+    codes = [each.code for each in second.findings]
+    assert codes == ["nonfinite-forward", "nonfinite-statistic"]
+    assert "moving_mean" in second.findings[1].what

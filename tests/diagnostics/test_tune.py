@@ -54,6 +54,7 @@ def test_planted_weak_layers_are_found(dtype):
     assert not report.has_errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rules_do_to_a_converted_model_what_the_report_says(dtype):
     model, report = planted_report(dtype)
@@ -156,6 +157,7 @@ def test_the_best_so_far_is_returned_when_trials_run_out():
         assert report.rules.policy == "float32"
 
 
+@pytest.mark.slow
 def test_without_time_the_model_stays_in_float32():
     model = weak_models.planted("float16")
     report = tuned(model, "mixed_float16", max_trials=1)
@@ -168,6 +170,7 @@ def test_without_time_the_model_stays_in_float32():
     assert again.rules == report.rules
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_search():
     model, one = planted_report("float16")
     other = tuned(model, "mixed_float16")
@@ -178,6 +181,7 @@ def test_the_same_seed_is_the_same_search():
     )
 
 
+@pytest.mark.slow
 def test_the_model_is_unchanged():
     model = weak_models.planted("float16")
     model.add(keras.layers.BatchNormalization())
@@ -203,6 +207,7 @@ def test_the_model_is_unchanged():
     np.testing.assert_array_equal(model.predict(x, verbose=0), predictions)
 
 
+@pytest.mark.slow
 def test_near_equal_numbers_of_two_layers_need_both_and_their_difference():
     x_in = keras.Input((8,))
     hidden = keras.layers.Dense(8, "tanh", name="hidden")(x_in)
@@ -219,6 +224,7 @@ def test_near_equal_numbers_of_two_layers_need_both_and_their_difference():
     assert set(report.exceptions) == {"large", "other", "difference"}
 
 
+@pytest.mark.slow
 def test_a_cheap_layer_between_exceptions_joins_them():
     model = keras.Sequential(
         [
@@ -247,6 +253,7 @@ def test_a_cheap_layer_between_exceptions_joins_them():
     assert casts["one", "between", "also", "two"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "around", [pytest.param("graph", marks=pytest.mark.slow), "subclassed"]
 )
@@ -273,6 +280,7 @@ def test_layers_that_code_calls_go_on_returning_16_bits(around):
     assert loss == pytest.approx(0.01, rel=0.3)  # the noise of the targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_in_code", [pytest.param(False, marks=pytest.mark.slow), True]
 )
@@ -311,6 +319,7 @@ class Subclassed(keras.Model):
         return self.head(x + self.block(x))
 
 
+@pytest.mark.slow
 def test_little_room_is_a_warning():
     model = keras.Sequential(
         [
@@ -339,6 +348,7 @@ def test_little_room_is_a_warning():
     assert report.layers[0].range_verdict.startswith("headroom 0.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "mode", "name"),
     [
@@ -375,6 +385,7 @@ def test_the_budget_can_be_for_a_metric(metric, mode, name):
 X = inputs(64)
 
 
+@pytest.mark.slow
 def test_accuracy_is_the_one_of_compile():
     x, y = inputs(), np.random.default_rng(0).integers(0, 3, 192)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
@@ -390,6 +401,7 @@ def test_accuracy_is_the_one_of_compile():
     assert 0 < report.float32_value < 1
 
 
+@pytest.mark.slow
 def test_a_step_and_a_data_set():
     model = weak_models.planted("float16")
     x = inputs()
