@@ -186,8 +186,9 @@ def test_examples_run(module):
 @pytest.mark.parametrize(
     "name", ["README.md", "docs/recipe.md", "docs/diagnose.md"]
 )
-def test_the_examples_in_the_documents_run(name):
+def test_the_examples_in_the_documents_run(name, tmp_path, monkeypatch):
     text = (ROOT / name).read_text()
+    monkeypatch.chdir(tmp_path)  # they save files
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     for block in blocks:
