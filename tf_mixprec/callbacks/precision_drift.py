@@ -10,9 +10,9 @@ from tf_mixprec.callbacks.budget import Budget
 from tf_mixprec.callbacks.budget import check_overhead
 from tf_mixprec.callbacks.last_batch import shapes_of
 from tf_mixprec.callbacks.second_look import SecondLook
-from tf_mixprec.diagnostics.compare import ComparedPolicy
 from tf_mixprec.diagnostics.compare import compared_policy
 from tf_mixprec.diagnostics.compare import judged
+from tf_mixprec.diagnostics.comparison import ComparedPolicy
 from tf_mixprec.diagnostics.comparison_step import ComparisonStep
 from tf_mixprec.errors import NumericsWarning
 from tf_mixprec.reports import INFO
