@@ -764,10 +764,8 @@ def test_wrong_arguments(make, error, message):
         make()
 
 
-@pytest.mark.parametrize(
-    "name", ["audit", "audit_constants", "audit_layers", "audit_speed"]
-)
+@pytest.mark.parametrize("name", ["audit", "constants", "layers", "speed"])
 def test_examples_run(name):
-    module = sys.modules[f"tf_mixprec.diagnostics.{name}"]
+    module = sys.modules[f"tf_mixprec.diagnostics.audit.{name}"]
     failures, count = doctest.testmod(module)
     assert (failures, count > 0) == (0, True)

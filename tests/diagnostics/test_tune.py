@@ -528,7 +528,7 @@ def test_the_faces_of_fer(policy, budget, fewest_builds):
 
 
 def test_the_example_runs():
-    module = importlib.import_module("tf_mixprec.diagnostics.tune")
+    module = importlib.import_module("tf_mixprec.diagnostics.tune.tune")
     failures, count = doctest.testmod(module)
     assert (failures, count > 0) == (0, True)
 
