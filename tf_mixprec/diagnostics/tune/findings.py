@@ -30,7 +30,7 @@ def of_layers(layers: Sequence[TunedLayer]) -> Iterator[Finding]:
                 level=INFO,
                 code="float32_merged"
                 if each.decision == MERGED
-                else "float32_exception",
+                else "float32-exception",
                 layer=each.path,
                 what=f"{each.path} ({each.layer_class}) stays in float32: "
                 f"{each.reason}.",
