@@ -159,7 +159,7 @@ class AdaptivePrecision(SecondLook):
         super().on_train_batch_end(batch, logs)
         self._step += 1
         # Keras has waited for this step before it calls callbacks.
-        is_bad = bool(self.model.optimizer.found_inf.numpy())
+        is_bad = self._last.found_inf
         self._in_a_row = self._in_a_row + 1 if is_bad else 0
         if self._last.batch is None or len(self._records) >= self._max_moves:
             return

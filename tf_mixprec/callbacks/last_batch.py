@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
+from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import cover_method
 from tf_mixprec.training.keras_loop import step_behind
@@ -60,6 +62,23 @@ class LastBatch:
         return None if self._keeper is None else self._keeper.batch
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the step multiplied the loss with; `None` if not known."""
+        state = {} if self._keeper is None else self._keeper.state
+        if "loss_scale" not in state:
+            return None
+        return float(ops.convert_to_numpy(state["loss_scale"]))
+
+    @property
+    def found_inf(self) -> bool:
+        """Whether a gradient of the step was inf or nan.
+
+        Keras has waited for the step before it calls callbacks.
+        """
+        state = {} if self._keeper is None else self._keeper.state
+        return "found_inf" in state and bool(state["found_inf"].numpy())
+
+    @property
     def functions(self) -> int:
         """How many train functions have been made: a new one traces anew."""
         return 0 if self._keeper is None else self._keeper.functions
@@ -77,7 +96,8 @@ class _Keeper:
         self._undo: list[Callable[[], None]] = []
         self._structure: Any = None
         self._function: Any = None
-        self.batch: Any = None
+        self._kept: dict[str, dict[str, Any]] = {}
+        self._data: Any = None
         self.functions = 0
         self.users = 0
 
@@ -94,11 +114,12 @@ class _Keeper:
         while self._undo:
             self._undo.pop()()
         self._model.train_function = None
-        self.batch = None
+        self._kept, self._data = {}, None
 
     def _returning(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train_step)
         def with_batch(data: Any) -> Any:
+            before = _scale_of(self._model)
             logs = train_step(data)
             if not isinstance(logs, dict):
                 return logs
@@ -106,9 +127,12 @@ class _Keeper:
             self._structure = keras.tree.map_structure(tf.is_tensor, data)
             leaves = keras.tree.flatten(data)
             tensors = [each for each in leaves if tf.is_tensor(each)]
-            # A dict: an optional value, as steps return, holds no list.
-            numbered = {f"{i:04}": each for i, each in enumerate(tensors)}
-            return {**logs, _KEY: numbered}
+            # Dicts: an optional value, as steps return, holds no list.
+            kept = {"data": {f"{i:04}": e for i, e in enumerate(tensors)}}
+            if before is not None:
+                found_inf = ops.copy(self._model.optimizer.found_inf)
+                kept["state"] = {"found_inf": found_inf, "loss_scale": before}
+            return {**logs, _KEY: kept}
 
         return with_batch
 
@@ -130,25 +154,49 @@ class _Keeper:
         is_step = step_behind(function) is not None
 
         def train_function(iterator: Any) -> Any:
-            if is_step:
-                data = next(iterator)
-                self.batch = keras.utils.unpack_x_y_sample_weight(data)
-                return function(iter((data,)))
-            logs = function(iterator)
-            if isinstance(logs, dict) and _KEY in logs:
-                self.batch = self._packed(logs.pop(_KEY))
+            if not is_step:
+                logs = function(iterator)
+                self._kept = logs.pop(_KEY, {}) if type(logs) is dict else {}
+                return logs
+            data, before = next(iterator), _scale_of(self._model)
+            logs = function(iter((data,)))
+            # A variable, which stays as it is until the next step.
+            found_inf = self._model.optimizer.found_inf
+            self._data = data
+            self._kept = {
+                "state": {"found_inf": found_inf, "loss_scale": before}
+            }
             return logs
 
         train_function._tf_mixprec_inner = function  # type: ignore[attr-defined]
         return train_function
 
-    def _packed(self, tensors: dict[str, Any]) -> Any:
-        left = iter([tensors[name] for name in sorted(tensors)])
-        data = keras.tree.map_structure(
-            lambda is_tensor: next(left) if is_tensor else None,
-            self._structure,
-        )
+    @property
+    def batch(self) -> Any:
+        """`(x, y, sample_weight)`, or `None`."""
+        data = self._data
+        if "data" in self._kept:
+            tensors = self._kept["data"]
+            left = iter([tensors[name] for name in sorted(tensors)])
+            data = keras.tree.map_structure(
+                lambda is_tensor: next(left) if is_tensor else None,
+                self._structure,
+            )
+        if data is None:
+            return None
         return keras.utils.unpack_x_y_sample_weight(data)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The loss scale before the step, and `found_inf` of it."""
+        return self._kept.get("state", {})
+
+
+def _scale_of(model: Any) -> Any:
+    """Returns a copy of the loss scale; `None` if the optimizer has none."""
+    if not isinstance(model.optimizer, LossScaleOptimizer):
+        return None
+    return ops.copy(model.optimizer.loss_scale)
 
 
 def shapes_of(batch: Any) -> list[tuple[int, ...]]:

@@ -167,8 +167,9 @@ class NumericsMonitor(SecondLook):
         """
         was_finite = self._loss_was_finite
         self._loss_was_finite = math.isfinite(logs.get("loss", 0.0))
-        found_inf = bool(self.model.optimizer.found_inf.numpy())
-        return found_inf or (was_finite and not self._loss_was_finite)
+        return self._last.found_inf or (
+            was_finite and not self._loss_was_finite
+        )
 
     def _is_worth_it(self) -> bool:
         return (

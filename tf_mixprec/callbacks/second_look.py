@@ -13,7 +13,6 @@ from tf_mixprec.diagnostics.records import StepRecord
 from tf_mixprec.diagnostics.replay import with_the_same_numbers
 from tf_mixprec.diagnostics.search import found_in_step
 from tf_mixprec.diagnostics.subject import Subject
-from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training.keras_loop import step_behind
 
 
@@ -44,14 +43,6 @@ class SecondLook(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._last.stop()
 
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        optimizer = self.model.optimizer
-        if isinstance(optimizer, LossScaleOptimizer):
-            # A copy on the device: a bad step changes the scale.
-            self._scale = keras.ops.copy(optimizer.loss_scale)
-
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
@@ -63,7 +54,8 @@ class SecondLook(keras.callbacks.Callback):
         self._make_steps()
 
     def _scale_of_step(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._scale))
+        scale = self._last.loss_scale
+        return self._subject.loss_scale if scale is None else scale
 
     def _culprit(
         self, probed: ProbedStep
