@@ -185,6 +185,34 @@ def test_the_report_has_figures_and_tables(tmp_path):
     assert "mixed_float16: outputs" in str(report)
 
 
+def test_a_gradient_that_is_only_rounding_does_not_count():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((5, 8))
+    h = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    outputs = keras.layers.Dense(3, dtype="float32")(h)
+    model = keras.Model(inputs, outputs)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 5, 8)), rng.normal(size=(16, 5, 3))
+    report = mp.compare(model, x, y, loss="mse")
+    assert report.findings == ()
+    assert report.policies[0].least_cosine.difference.cosine > 0.999
+
+
+def test_what_is_not_finite_in_float32_is_an_error():
+    x, y = data()
+    x[3] = np.nan
+    report = mp.compare(make("mixed_float16"), x, y, loss="mse")
+    assert report.has_errors
+    assert report.findings[0].code == "nonfinite-float32"
+
+
+def test_one_policy_need_not_be_in_a_list():
+    report = mp.compare(make(), *data(), loss="mse", policies="mixed_float16")
+    assert [e.policy for e in report.policies] == ["mixed_float16"]
+
+
 def test_wrong_policies():
+    with pytest.raises(ValueError, match="must have an entry"):
+        mp.compare(make(), *data(), loss="mse", policies=[])
     with pytest.raises(TypeError, match="A policy must be"):
         mp.compare(make(), *data(), loss="mse", policies=[16])

@@ -6,10 +6,12 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from diagnostics import faulty
 
 import tf_mixprec as mp
 from tf_mixprec._table import table_text
+from tf_mixprec.diagnostics.culprit import BACKWARD
 from tf_mixprec.diagnostics.culprit import FORWARD
 from tf_mixprec.diagnostics.culprit import INPUT
 from tf_mixprec.diagnostics.culprit import LOSS
@@ -143,3 +145,84 @@ def test_a_statistic_that_a_skipped_step_has_written():
     codes = [each.code for each in second.findings]
     assert codes == ["nonfinite-forward", "nonfinite-statistic"]
     assert "moving_mean" in second.findings[1].what
+
+
+class InCode(keras.Model):
+    """Overflows between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(4, name="first")
+        self.last = keras.layers.Dense(1, name="last", dtype="float32")
+
+    def call(self, x):
+        e = keras.ops.exp(0.0 * self.first(x) + 12.0)  # beyond float16
+        return self.last(e / keras.ops.sum(e, axis=-1, keepdims=True))
+
+
+def small():
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    return x, x[:, :1]
+
+
+def test_code_between_layers_is_named():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = InCode()
+    model(small()[0])
+    report = mp.find_nonfinite(model, *small(), loss="mse", loss_scale=1.0)
+    culprit = report.culprit
+    assert (culprit.phase, culprit.in_code) == (FORWARD, True)
+    assert culprit.dtype == "float16"
+    (finding,) = report.findings
+    assert "Cast to float32 there" in finding.remedy
+    assert "the code of the model" in finding.what
+
+
+def test_a_gradient_beyond_float16_is_no_root():
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = [keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    report = mp.find_nonfinite(
+        model,
+        *small(),
+        loss=lambda y, predictions: 1e7 * predictions,
+        loss_scale=1.0,
+    )
+    assert report.culprit.phase == BACKWARD
+    assert "65504" in report.findings[0].why
+    assert "Make the loss smaller" in report.findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    "function", [mp.find_nonfinite, mp.diagnose, mp.compare]
+)
+def test_an_optimizer_is_not_built(function):
+    layers = [keras.layers.Dense(4), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.layers[0].trainable = False
+    model.compile(mp.wrap("adam"), "mse", jit_compile=False)
+    function(model, *small())
+    assert not model.optimizer.built
+    model.layers[0].trainable = True
+    model.fit(*small(), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "error"),
+    [(0, ValueError), (-1.0, ValueError), (np.nan, ValueError)]
+    + [(np.inf, ValueError), ("a", TypeError), (True, TypeError)],
+)
+def test_wrong_loss_scales(loss_scale, error):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(error, match="`loss_scale` must be"):
+        mp.find_nonfinite(model, *small(), loss="mse", loss_scale=loss_scale)
+
+
+def test_wrong_data():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    x, y = small()
+    with pytest.raises(TypeError, match="must be arrays or tensors"):
+        mp.find_nonfinite(model, iter([x]), y, loss="mse")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with pytest.raises(ValueError, match="must not be given with a data set"):
+        mp.find_nonfinite(model, dataset, y, loss="mse")

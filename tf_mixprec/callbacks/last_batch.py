@@ -1,6 +1,7 @@
 """The batch of the last step of `fit`, for callbacks that look at it again."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class LastBatch:
         if _KEEPER not in own:
             own[_KEEPER] = _Keeper(self._model)
             own[_KEEPER].start()
-        own[_KEEPER].users += 1
+        own[_KEEPER].users.add(self)
         self._keeper = own[_KEEPER]
 
     def stop(self) -> None:
@@ -47,7 +48,7 @@ class LastBatch:
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
-        keeper.users -= 1
+        keeper.users.discard(self)
         if not keeper.users:
             keeper.stop()
             del vars(self._model)[_KEEPER]
@@ -99,7 +100,8 @@ class _Keeper:
         self._kept: dict[str, dict[str, Any]] = {}
         self._data: Any = None
         self.functions = 0
-        self.users = 0
+        # Weakly: a `fit` that ends with an exception stops nothing.
+        self.users: weakref.WeakSet[LastBatch] = weakref.WeakSet()
 
     def start(self) -> None:
         """Covers the methods."""

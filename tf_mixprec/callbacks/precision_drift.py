@@ -13,6 +13,7 @@ from tf_mixprec.callbacks.second_look import SecondLook
 from tf_mixprec.diagnostics.compare import compared_policy
 from tf_mixprec.diagnostics.compare import judged
 from tf_mixprec.diagnostics.comparison import ComparedPolicy
+from tf_mixprec.diagnostics.comparison_step import WEIGHT_GRADIENT
 from tf_mixprec.diagnostics.comparison_step import ComparisonStep
 from tf_mixprec.errors import NumericsWarning
 from tf_mixprec.reports import INFO
@@ -33,8 +34,11 @@ class DriftRecord:
     @property
     def least_cosine(self) -> float:
         """The least cosine of the gradient of a weight with float32."""
+        gradients = self.comparison.of_role(WEIGHT_GRADIENT)
         tensor = self.comparison.least_cosine
-        return math.nan if tensor is None else tensor.difference.cosine
+        if tensor is None or any(e.difference.nonfinite for e in gradients):
+            return math.nan
+        return tensor.difference.cosine
 
 
 class PrecisionDrift(SecondLook):
@@ -52,7 +56,8 @@ class PrecisionDrift(SecondLook):
     records           a `DriftRecord` for each comparison, layer by layer
     ```
 
-    An epoch without a comparison logs nan. A `NumericsWarning` is given, once
+    Comparisons with inf or nan do not count, and an epoch without others logs
+    nan. A `NumericsWarning` is given, once
     in a run, when comparisons in a row find what `mp.compare` would warn of.
 
     At the start of `fit` the train function is traced anew, and once more
@@ -150,9 +155,9 @@ class PrecisionDrift(SecondLook):
         if logs is None:
             return
         seen = self._records[self._of_epoch :]
-        changes = [abs(each.comparison.loss_change) for each in seen]
-        cosines = [each.least_cosine for each in seen]
         nan = math.nan
+        changes = _known([abs(e.comparison.loss_change) for e in seen])
+        cosines = _known([each.least_cosine for each in seen])
         logs["loss_drift"] = sum(changes) / len(changes) if changes else nan
         logs["gradient_cosine"] = min(cosines, default=nan)
 
@@ -175,3 +180,7 @@ class PrecisionDrift(SecondLook):
                 NumericsWarning,
                 stacklevel=2,
             )
+
+
+def _known(values: list[float]) -> list[float]:
+    return [each for each in values if math.isfinite(each)]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from tf_mixprec.diagnostics.comparison import LEAST_COSINE
 from tf_mixprec.diagnostics.comparison import ComparedPolicy
 from tf_mixprec.diagnostics.comparison import Comparison
@@ -97,28 +99,45 @@ def compare(
     """
     subject = Subject(model, loss)
     batch = Data(x, y, sample_weight, batch_size).spread()
-    chosen = [None] if policies is None else list(policies)
+    chosen = _checked_policies(policies)
     for policy in chosen:
         if policy is not None:
             as_rules(policy)
-    if loss_scale is None:
-        loss_scale = _SCALE if subject.optimizer is None else subject.loss_scale
+    if loss_scale is None and subject.optimizer is None:
+        loss_scale = _SCALE
+    scale = subject.checked_scale(loss_scale)
     if jit_compile is None:
         jit_compile = subject.jit_compile
     compared = []
     for policy in chosen:
         step = ComparisonStep(subject, policy, jit_compile=jit_compile)
-        own, wide, tensors = step(batch, float(loss_scale))
+        own, wide, tensors = step(batch, scale)
         compared.append(compared_policy(policy, own, wide, tensors))
-    findings = ranked([f for each in compared for f in judged(each)])
+    findings = ranked(
+        [*_of_float32(wide), *(f for each in compared for f in judged(each))]
+    )
     return Comparison(
         verdict=_verdict(compared, findings),
         findings=findings,
         model=subject.model.name,
         float32_loss=wide,
-        loss_scale=float(loss_scale),
+        loss_scale=scale,
         policies=tuple(compared),
     )
+
+
+def _checked_policies(policies: Any) -> list[Any]:
+    if policies is None:
+        return [None]
+    if isinstance(policies, (str, keras.DTypePolicy, PrecisionRules)):
+        return [policies]
+    if not list(policies):
+        raise ValueError(
+            "`policies` must have an entry, because each is compared with "
+            "float32; leave it out for what the layers have. Received: "
+            f"policies={policies!r}"
+        )
+    return list(policies)
 
 
 def compared_policy(
@@ -139,6 +158,21 @@ def compared_policy(
     return ComparedPolicy(
         policy=name, loss=loss, loss_change=change, tensors=tensors
     )
+
+
+def _of_float32(loss: float) -> Iterator[Finding]:
+    if not math.isfinite(loss):
+        yield Finding(
+            level=ERROR,
+            code="nonfinite-float32",
+            layer="",
+            what=f"The loss is {loss} in float32 already.",
+            why="It is not a matter of 16 bits, and there is nothing to "
+            "compare with.",
+            remedy="mp.find_nonfinite(model, x, y) says whether it is in the "
+            "data, in a weight, or made by a layer or the loss.",
+            value=loss,
+        )
 
 
 def judged(policy: ComparedPolicy) -> Iterator[Finding]:
@@ -169,7 +203,9 @@ def judged(policy: ComparedPolicy) -> Iterator[Finding]:
         )
     for each in policy.of_role(WEIGHT_GRADIENT):
         least = LEAST_COSINE.get(each.dtype, LEAST_COSINE["float16"])
-        if each.difference.cosine < least and not each.difference.nonfinite:
+        if policy.is_negligible(each) or each.difference.nonfinite:
+            continue
+        if each.difference.cosine < least:
             yield _turned(policy, each)
     jump = _largest_jump(policy.of_role(OUTPUT))
     if jump is not None:

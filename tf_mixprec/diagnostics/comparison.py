@@ -18,6 +18,7 @@ from tf_mixprec.reports.document import Block
 
 # Of the gradient of a weight, against float32: errors of 4 % and 14 % of it.
 LEAST_COSINE = {"float16": 0.999, "bfloat16": 0.99}
+_NEGLIGIBLE = 1e-4  # of the largest gradient of a weight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,18 @@ class ComparedPolicy:
         """
         return [each for each in self.tensors if each.role == role]
 
+    def is_negligible(self, tensor: ComparedTensor) -> bool:
+        """Returns whether a gradient is rounding beside those of others.
+
+        As that of a bias before a normalization, or of a key's bias, which is
+        0 but for rounding.
+
+        Args:
+            tensor: The gradient of a weight.
+        """
+        norms = [e.difference.norm for e in self.of_role(WEIGHT_GRADIENT)]
+        return tensor.difference.norm < _NEGLIGIBLE * max(norms)
+
     @property
     def least_cosine(self) -> ComparedTensor | None:
         """The gradient of a weight that points away most from float32."""
@@ -51,6 +64,7 @@ class ComparedPolicy:
             each
             for each in self.of_role(WEIGHT_GRADIENT)
             if not math.isnan(each.difference.cosine)
+            and not self.is_negligible(each)
         ]
         return min(known, key=lambda e: e.difference.cosine, default=None)
 

@@ -49,6 +49,8 @@ class Culprit:
         amax: The largest finite magnitude that went in; `None` if not known.
         reduced: How many values each result is made of, for layers that
             average or sum; 0 for others.
+        in_code: Whether the code of a model or layer made it, between the
+            layers that it calls. Its dtype is then that of the code.
     """
 
     phase: str
@@ -62,6 +64,7 @@ class Culprit:
     made_by: str = ""
     amax: float | None = None
     reduced: int = 0
+    in_code: bool = False
 
 
 def bad_variable(
@@ -88,15 +91,21 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     frozen = _bad_frozen_variable(step, event)
     if frozen is not None:
         return _of_variable(frozen, frozen.values, WEIGHT, frozen.path)
-    values = event.tensor.values
-    return _of_event(
+    made_by = _made_forward(step, event)
+    found = _of_event(
         event,
-        values,
+        event.tensor.values,
         FORWARD,
-        made_by=_made_forward(step, event),
+        made_by=made_by,
         amax=_amax_into(step, event),
         reduced=_reduced(event),
     )
+    if not made_by.startswith(_CODE):
+        return found
+    # The layer has cast it since.
+    dtypes = {each.path: each.compute_dtype for each in step.calls}
+    dtype = dtypes.get(event.call.inside[-1]) or event.tensor.dtype
+    return dataclasses.replace(found, in_code=True, dtype=dtype)
 
 
 def backward_culprit(step: StepRecord, phase: str) -> Culprit | None:
@@ -213,12 +222,17 @@ def _of_variable(
     )
 
 
+_CODE = "the code of"
+
+
 def _made_forward(step: StepRecord, event: _Event) -> str:
     """Returns what made a tensor, in words; empty for the layer itself."""
     if not event.is_input:
         return _cast_of_weights(step, event.call)
     inside = event.call.inside
-    code = f"the code of {inside[-1] or 'the model'!r}" if inside else ""
+    code = ""
+    if inside:
+        code = f"{_CODE} {inside[-1]!r}" if inside[-1] else f"{_CODE} the model"
     if event.tensor.values.nan or not _overflows(step, event):
         return code or "what is between the layers"
     return f"the cast of its input to {event.tensor.dtype}"

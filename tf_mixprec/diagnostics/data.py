@@ -33,6 +33,11 @@ class Data:
         _check_batch_size(batch_size)
         self._batch_size = batch_size
         self._dataset = x if isinstance(x, tf.data.Dataset) else None
+        if self._dataset is not None and y is not None:
+            raise ValueError(
+                "`y` must not be given with a data set, because that yields "
+                f"the targets. Received: y={type(y).__name__}"
+            )
         if self._dataset is None:
             self._arrays = keras.tree.map_structure(
                 _as_array, (x, y, sample_weight)
@@ -83,6 +88,12 @@ def _as_array(value: Any) -> Any:
     if value is None:
         return None
     array = keras.ops.convert_to_numpy(value) if _is_tensor(value) else value
+    if not hasattr(array, "shape"):
+        raise TypeError(
+            "`x`, `y` and `sample_weight` must be arrays or tensors, or lists "
+            "and dicts of these, or `x` a `tf.data.Dataset`, because a batch "
+            f"is cut out of them. Received: {type(value).__name__}"
+        )
     array = np.asarray(array)
     if array.dtype == np.float64:
         array = array.astype(keras.config.floatx())

@@ -112,7 +112,7 @@ def diagnose(
     """
     subject = Subject(model, loss)
     batch = Data(x, y, sample_weight, batch_size).spread()
-    scale = subject.loss_scale if loss_scale is None else float(loss_scale)
+    scale = subject.checked_scale(loss_scale)
     if jit_compile is None:
         jit_compile = subject.jit_compile
     if policy is not None:

@@ -120,6 +120,8 @@ def _of_optimizer(culprit: Culprit) -> tuple[str, str]:
 def _of_forward(culprit: Culprit) -> tuple[str, str]:
     if not has_16_bits(culprit.dtype):
         return _of_float32_forward(culprit)
+    if culprit.in_code:
+        return _of_code(culprit)
     form = float_format(culprit.dtype)
     into = (
         ""
@@ -156,6 +158,18 @@ def _of_forward(culprit: Culprit) -> tuple[str, str]:
     return _of_float32_forward(culprit)
 
 
+def _of_code(culprit: Culprit) -> tuple[str, str]:
+    largest = float_format(culprit.dtype).largest
+    return (
+        f"That code computes in {culprit.dtype}, between the layers that it "
+        f"calls, and {culprit.dtype} ends at {largest:.5g}: a sum, a product "
+        "or an exponential passes that, or a quotient has a 0 below.",
+        "Cast to float32 there, keras.ops.cast(x, 'float32'), and back; or "
+        "put it into a layer with dtype='float32'; or train in "
+        "mixed_bfloat16, which has the range of float32.",
+    )
+
+
 def _of_float32_forward(culprit: Culprit) -> tuple[str, str]:
     into = (
         ""
@@ -184,6 +198,15 @@ def _of_loss(culprit: Culprit) -> tuple[str, str]:
 
 
 def _of_backward(culprit: Culprit) -> tuple[str, str]:
+    if has_16_bits(culprit.dtype) and culprit.inf and not culprit.nan:
+        largest = float_format(culprit.dtype).largest
+        return (
+            f"With a loss scale of 1 it is beyond {largest:.5g}, the end of "
+            f"{culprit.dtype}: lowering the scale to 1 does not help.",
+            "Make the loss smaller, a mean in the place of a sum say; or train "
+            "in mixed_bfloat16, which has the range of float32; or keep the "
+            f"layer in float32: {keep_float32(culprit.layer)}.",
+        )
     return (
         "The loss is finite, and this gradient is not, even with a loss scale "
         "of 1: lowering the scale does not help.",

@@ -124,7 +124,7 @@ def find_nonfinite(
     """
     subject = Subject(model, loss)
     data = Data(x, y, sample_weight, batch_size)
-    scale = subject.loss_scale if loss_scale is None else float(loss_scale)
+    scale = subject.checked_scale(loss_scale)
     if jit_compile is None:
         jit_compile = subject.jit_compile
     probed = ProbedStep(subject, jit_compile=jit_compile, full=False)

@@ -1,8 +1,10 @@
 """What is examined: a model, and the loss it is trained with."""
 
+import math
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.taps import Taps
@@ -11,6 +13,7 @@ from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import TrainStep
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training import model_autocast
+from tf_mixprec.training.instance_methods import covered
 
 Batch = tuple[Any, Any, Any]
 
@@ -61,7 +64,10 @@ class Subject:
         if self._step is not None:
             self._step.build(batch)
         elif self._losses is None:
-            keras_internals.build_metrics(self.model, batch)
+            # Keras would build the optimizer too, for what is trainable now.
+            optimizers = [] if self.optimizer is None else [self.optimizer]
+            with covered(optimizers, "build", _building_nothing):
+                keras_internals.build_metrics(self.model, batch)
 
     def loss(
         self, batch: Batch, taps: Taps | None, *, training: bool
@@ -116,6 +122,32 @@ class Subject:
             return float(self.optimizer.initial_scale)
         return float(keras.ops.convert_to_numpy(scale))
 
+    def checked_scale(self, loss_scale: Any) -> float:
+        """Returns a loss scale, that of the optimizer for `None`.
+
+        Args:
+            loss_scale: What a user has given.
+
+        Raises:
+            TypeError: If it is no number.
+            ValueError: If it is not finite and above 0.
+        """
+        if loss_scale is None:
+            return self.loss_scale
+        if isinstance(loss_scale, bool) or not isinstance(
+            loss_scale, (int, float, np.number)
+        ):
+            raise TypeError(
+                "`loss_scale` must be a float, because the loss is multiplied "
+                f"with it. Received: loss_scale={loss_scale!r}"
+            )
+        if not 0.0 < loss_scale < math.inf:
+            raise ValueError(
+                "`loss_scale` must be finite and above 0, because gradients "
+                f"are divided by it. Received: loss_scale={loss_scale!r}"
+            )
+        return float(loss_scale)
+
     @property
     def scales_safely(self) -> bool:
         """Whether a step with inf or nan is skipped, and the scale lowered."""
@@ -129,6 +161,10 @@ class Subject:
         if isinstance(self.optimizer, LossScaleOptimizer):
             return self.optimizer.dynamic
         return self.scales_safely
+
+
+def _building_nothing(optimizer: Any, build: Any) -> Any:
+    return lambda variables: None
 
 
 class _FunctionLoss(keras.losses.Loss):

@@ -36,6 +36,7 @@ class PairStatistics:
         most_ulps: What 99 % of the differences are at most.
         cosine: The cosine between the two; nan if one is 0.
         norm_ratio: The norm of the values over that of the reference.
+        norm: The norm of the reference.
     """
 
     size: int
@@ -46,6 +47,7 @@ class PairStatistics:
     most_ulps: float
     cosine: float
     norm_ratio: float
+    norm: float
 
 
 def pair_statistics(values: Tensor, reference: Tensor, dtype: str) -> Tensor:
@@ -125,4 +127,5 @@ def decoded_pair(vector: np.ndarray) -> PairStatistics:
         most_ulps=most,
         cosine=product / norms if norms > 0 else math.nan,
         norm_ratio=math.sqrt(own / other) if other > 0 else math.nan,
+        norm=math.sqrt(other),
     )

@@ -61,9 +61,10 @@ def updates_of(subject: Subject, batch: Batch) -> tuple[UpdateOfVariable, ...]:
     if optimizer is None or not model.trainable_variables:
         return ()
     subject.build(batch)
-    if not optimizer.built:
+    if not optimizer.built:  # and it stays so: it is built by the first step
+        optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trainable_variables)
-    step = _Step(subject)
+    step = _Step(subject, optimizer)
     function = tf.function(step.make, autograph=False)
     with untouched([*model.variables, *optimizer.variables]):
         table = function(batch).numpy()
@@ -79,9 +80,9 @@ def updates_of(subject: Subject, batch: Batch) -> tuple[UpdateOfVariable, ...]:
 class _Step:
     """A step of the optimizer, and the values before and after it."""
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: Subject, optimizer: Any):
         self._subject = subject
-        self._optimizer: Any = subject.optimizer
+        self._optimizer = optimizer
         self._variables = subject.model.trainable_variables
         self.dtypes: list[str] = []
 

@@ -83,6 +83,7 @@ class Report:
                 f"{', '.join(_RENDERERS)}, because that says what is written. "
                 f"Received: path={str(path)!r}"
             )
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(render(self), encoding="utf-8")
 
     def write_summary(self, log_dir: str, step: int = 0) -> None:

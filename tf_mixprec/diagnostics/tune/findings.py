@@ -82,7 +82,7 @@ def of_search(
     elif not is_within_budget:
         yield Finding(
             level=ERROR,
-            code="no_exceptions_suffice",
+            code="no-exceptions-suffice",
             layer="",
             what="Even with all these layers in float32 the budget is not "
             "kept.",
