@@ -64,14 +64,7 @@ def build_if_possible(model: keras.Model, optimizer: Any) -> bool:
     Returns:
         Whether the optimizer is built.
     """
-    if optimizer is model.optimizer and _is_built(model):
+    if optimizer is model.optimizer and keras_internals.is_built(model):
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
     return optimizer.built
-
-
-def _is_built(model: keras.Model) -> bool:
-    """Returns whether all variables are there."""
-    return model.built and all(
-        layer.built for layer in keras_internals.all_layers(model)
-    )

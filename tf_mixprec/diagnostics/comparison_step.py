@@ -19,6 +19,7 @@ from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
+from tf_mixprec.diagnostics.tapped_layers import owners
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_pairs import PairStatistics
 from tf_mixprec.diagnostics.tensor_pairs import decoded_pair
@@ -133,7 +134,7 @@ class ComparisonStep:
                 **of,
             )
         for of, gradient, reference in zip(
-            self._of_weights(own),
+            self._of_weights(),
             own.weight_gradients,
             wide.weight_gradients,
             strict=True,
@@ -168,16 +169,11 @@ class ComparisonStep:
             gradients[len(tensors) :],
         )
 
-    def _of_weights(self, made: _Made) -> Iterator[dict[str, str]]:
-        layers = {id(e.layer): e for e in tapped_layers(self._subject.model)}
-        owners = {
-            id(variable): each
-            for each in layers.values()  # outer ones first
-            for variable in getattr(each.layer, "variables", ())
-        }
+    def _of_weights(self) -> Iterator[dict[str, str]]:
+        owner_of = owners(tapped_layers(self._subject.model))
         with in_precision(self._subject.model, self._policy):
             for variable in self._subject.model.trainable_variables:
-                owner = owners[id(variable)]
+                owner = owner_of[id(variable)]
                 yield {
                     "layer": owner.path,
                     "layer_class": type(owner.layer).__name__,

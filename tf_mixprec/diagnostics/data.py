@@ -83,6 +83,15 @@ class Data:
         )
 
 
+def size_of(batch: Batch) -> int:
+    """Returns how many examples a batch has.
+
+    Args:
+        batch: `(x, y, sample_weight)`.
+    """
+    return int(keras.tree.flatten(batch[0])[0].shape[0])
+
+
 def _as_array(value: Any) -> Any:
     """Returns an array as `model.fit` would hand it on."""
     if value is None:

@@ -12,6 +12,7 @@ from tf_mixprec.diagnostics import judgement
 from tf_mixprec.diagnostics.culprit import Culprit
 from tf_mixprec.diagnostics.culprit import backward_culprit
 from tf_mixprec.diagnostics.data import Data
+from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.diagnosis import GRADIENT
 from tf_mixprec.diagnostics.diagnosis import OUTPUT
 from tf_mixprec.diagnostics.diagnosis import WEIGHT
@@ -187,7 +188,7 @@ class _Examination:
             findings=findings,
             model=subject.model.name,
             policy=self._policies(),
-            batch_size=_size(self._batch),
+            batch_size=size_of(self._batch),
             loss=step.loss,
             float32_loss=wide.loss,
             loss_scale=scale,
@@ -321,8 +322,3 @@ def _verdict(
             f"{window.lowest:g} to {window.highest:g} work."
         )
     return "The numbers are in order."
-
-
-def _size(batch: Batch) -> int:
-    first = keras.tree.flatten(batch[0])[0]
-    return int(first.shape[0])

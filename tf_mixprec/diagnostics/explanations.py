@@ -123,11 +123,7 @@ def _of_forward(culprit: Culprit) -> tuple[str, str]:
     if culprit.in_code:
         return _of_code(culprit)
     form = float_format(culprit.dtype)
-    into = (
-        ""
-        if culprit.amax is None
-        else (f" The largest magnitude that went in is {culprit.amax:.4g}.")
-    )
+    into = _what_went_in(culprit)
     if culprit.dtype == "float16" and culprit.reduced > _MANY:
         return (
             f"Each result is made of {culprit.reduced} values: a sum of so "
@@ -158,6 +154,12 @@ def _of_forward(culprit: Culprit) -> tuple[str, str]:
     return _of_float32_forward(culprit)
 
 
+def _what_went_in(culprit: Culprit) -> str:
+    if culprit.amax is None:
+        return ""
+    return f" The largest magnitude that went in is {culprit.amax:.4g}."
+
+
 def _of_code(culprit: Culprit) -> tuple[str, str]:
     largest = float_format(culprit.dtype).largest
     return (
@@ -171,11 +173,7 @@ def _of_code(culprit: Culprit) -> tuple[str, str]:
 
 
 def _of_float32_forward(culprit: Culprit) -> tuple[str, str]:
-    into = (
-        ""
-        if culprit.amax is None
-        else (f" The largest magnitude that went in is {culprit.amax:.4g}.")
-    )
+    into = _what_went_in(culprit)
     return (
         "Its inputs are finite, and it computes something without a finite "
         "result: a quotient by 0, a logarithm of 0, a root of a negative "

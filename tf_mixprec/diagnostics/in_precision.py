@@ -1,11 +1,13 @@
 """A model in another precision for a while, without a copy of it."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from tf_mixprec.conversion.plan import Decision
 from tf_mixprec.conversion.plan import decisions
 from tf_mixprec.conversion.rebuild import set_policy
 from tf_mixprec.policies import rules as rule_sets
@@ -33,10 +35,22 @@ def in_precision(model: Any, policy_or_rules: Any) -> Iterator[None]:
         return
     rules = as_rules(policy_or_rules)
     plan = decisions(model, rules, Policy(rules.policy), None)
+    with decided(model, plan.values()):
+        yield
+
+
+@contextmanager
+def decided(model: Any, decisions: Iterable[Decision]) -> Iterator[None]:
+    """Gives layers the policies of decisions, in a block.
+
+    Args:
+        model: The model or layer that they are in.
+        decisions: On some of its layers.
+    """
     layers = keras_internals.all_layers(model)
     before = [(layer, layer.dtype_policy) for layer in layers]
     try:
-        for decision in plan.values():
+        for decision in decisions:
             set_policy(decision, decision.layer)
         yield
     finally:

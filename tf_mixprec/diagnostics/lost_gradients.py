@@ -14,6 +14,7 @@ from tf_mixprec.diagnostics.records import StepRecord
 from tf_mixprec.diagnostics.records import TensorRecord
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.diagnostics.tapped_layers import owners
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.without_randomness import without_randomness
 
@@ -39,12 +40,9 @@ class LostGradients:
     @functools.cached_property
     def _owner_of(self) -> dict[str, str]:
         """By path of a variable that of its innermost layer."""
-        owners: dict[str, str] = {}
-        # The outer before the inner.
-        for each in tapped_layers(self._subject.model):
-            for variable in getattr(each.layer, "trainable_variables", ()):
-                owners[variable.path] = each.path
-        return owners
+        model = self._subject.model
+        owner_of = owners(tapped_layers(model))
+        return {v.path: owner_of[id(v)].path for v in model.trainable_variables}
 
     def by_layer(self, batch: Batch, scale: float) -> dict[str, float] | None:
         """Returns the share of gradients of weights that is lost, by layer.

@@ -180,6 +180,4 @@ def _heat_map(
 
 
 def _headroom(amax: float) -> float | None:
-    if amax == 0:
-        return None
-    return math.log2(float_format("float16").largest / amax)
+    return float_format("float16").headroom(amax) if amax else None

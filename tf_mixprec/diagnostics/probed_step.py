@@ -16,6 +16,7 @@ from tf_mixprec.diagnostics.records import VariableRecord
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
+from tf_mixprec.diagnostics.tapped_layers import owners
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.taps import INPUT
 from tf_mixprec.diagnostics.taps import OUTPUT
@@ -92,10 +93,7 @@ class ProbedStep:
         if not self._layers:
             self._layers = tapped_layers(self._subject.model)
         with untouched(state_of(self._subject.model)):
-            before = self._read_random_states()
-            results = self._function(batch, tf.constant(scale, tf.float32))
-            after = self._read_random_states()
-        self.draws = [b - a for a, b in zip(before, after, strict=True)]
+            results = self._run(batch, tf.constant(scale, tf.float32))
         packed, losses = (each.numpy() for each in results)
         loss, scaled_loss = (float(each) for each in losses)
         if self._layout is None:
@@ -112,6 +110,15 @@ class ProbedStep:
     def random_states(self) -> list[Any]:
         """The states of the random generators of the model."""
         return random_states(self._subject.model)
+
+    def _run(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
+        if self.draws is not None:  # the same in every step
+            return self._function(batch, scale)
+        before = self._read_random_states()
+        results = self._function(batch, scale)
+        after = self._read_random_states()
+        self.draws = [b - a for a, b in zip(before, after, strict=True)]
+        return results
 
     def _read_random_states(self) -> list[Any]:
         return [keras.ops.convert_to_numpy(e) for e in self.random_states]
@@ -175,11 +182,11 @@ class ProbedStep:
         )
 
     def _variables(self, layout: _Layout, at: Callable[..., Any]) -> Any:
-        owners = _owners(self._layers)
+        owner_of = owners(self._layers)
         for variable, (values, gradient) in layout.variables:
             yield VariableRecord(
                 path=variable.path,
-                layer=owners.get(id(variable), ""),
+                layer=owner_of[id(variable)].path,
                 name=variable.name,
                 dtype=dtype_name(variable),
                 trainable=variable.trainable,
@@ -230,12 +237,3 @@ def _call(
         inputs=tensors(INPUT),
         outputs=tensors(OUTPUT),
     )
-
-
-def _owners(layers: list[TappedLayer]) -> dict[int, str]:
-    """Returns, by `id` of a variable, the path of the innermost layer."""
-    owners: dict[int, str] = {}
-    for each in layers:  # the outer before the inner
-        for variable in getattr(each.layer, "variables", ()):
-            owners[id(variable)] = each.path
-    return owners

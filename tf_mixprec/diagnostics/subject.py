@@ -59,7 +59,7 @@ class Subject:
         Args:
             batch: `(x, y, sample_weight)`.
         """
-        if not _is_built(self.model):
+        if not keras_internals.is_built(self.model):
             self.model(batch[0])
         if self._step is not None:
             self._step.build(batch)
@@ -201,7 +201,3 @@ def _check_model(model: Any) -> None:
             "it without `autocast`, or look at `mp.convert(model, policy)`. "
             f"Received: {model.name!r}, compiled with autocast"
         )
-
-
-def _is_built(model: Any) -> bool:
-    return all(layer.built for layer in keras_internals.all_layers(model))

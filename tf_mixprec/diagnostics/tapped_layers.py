@@ -1,6 +1,7 @@
 """Which layers and operations of a model are looked at, and by what path."""
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,19 @@ def tapped_layers(model: Any) -> list[TappedLayer]:
     for each in _walk(model, ""):
         found.setdefault(id(each.layer), each)
     return list(found.values())
+
+
+def owners(layers: Iterable[TappedLayer]) -> dict[int, TappedLayer]:
+    """Returns, by `id` of a variable, the innermost layer that has it.
+
+    Args:
+        layers: From `tapped_layers`, where the outer are before the inner.
+    """
+    return {
+        id(variable): each
+        for each in layers
+        for variable in getattr(each.layer, "variables", ())
+    }
 
 
 def _walk(layer: Any, path: str) -> Iterator[TappedLayer]:

@@ -136,9 +136,7 @@ class TensorStatistics:
         Args:
             name: Of the format.
         """
-        if self.amax == 0:
-            return math.inf
-        return math.log2(float_format(name).largest / self.amax)
+        return float_format(name).headroom(self.amax)
 
 
 def _fraction(part: int, whole: int) -> float:

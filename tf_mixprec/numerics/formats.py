@@ -44,6 +44,14 @@ class FloatFormat:
     smallest_normal: float
     smallest_subnormal: float
 
+    def headroom(self, amax: float) -> float:
+        """Returns the bits between a magnitude and the largest number.
+
+        Args:
+            amax: The magnitude; of 0 it is inf.
+        """
+        return math.log2(self.largest / amax) if amax else math.inf
+
 
 @functools.cache
 def float_format(name: str) -> FloatFormat:

@@ -20,6 +20,11 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def is_built(model: Any) -> bool:
+    """Returns whether all variables of a model are there."""
+    return all(layer.built for layer in all_layers(model))
+
+
 @contextlib.contextmanager
 def losses_replaced(model: Any, losses: list[Any]) -> Iterator[None]:
     """Makes `model.losses` what is given, in a block.

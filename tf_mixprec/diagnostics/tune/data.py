@@ -1,11 +1,9 @@
 """The batches that `mp.tune` scores and verifies with."""
 
 import itertools
-from typing import Any
-
-import keras
 
 from tf_mixprec.diagnostics.data import Data
+from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.subject import Batch
 
 MOST_BATCHES = 32  # that verify: each trial goes through all of them
@@ -33,8 +31,3 @@ def split_batches(data: Data, seed: int) -> tuple[Batch, list[Batch]]:
     sizes = [size_of(each) for each in batches]
     full = [b for b, n in zip(batches, sizes, strict=True) if n == sizes[0]]
     return full[0], full[1 : MOST_BATCHES + 1] or full
-
-
-def size_of(batch: Any) -> int:
-    """Returns how many examples a batch has."""
-    return int(keras.tree.flatten(batch[0])[0].shape[0])

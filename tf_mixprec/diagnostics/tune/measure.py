@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from tf_mixprec.conversion.keras_internals import forget_traces
+from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
-from tf_mixprec.diagnostics.tune.data import size_of
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.training import keras_internals

@@ -21,8 +21,9 @@ import keras
 import numpy as np
 
 from tf_mixprec._typing import Tensor
-from tf_mixprec.conversion.rebuild import set_policy
 from tf_mixprec.diagnostics.collected import Collected
+from tf_mixprec.diagnostics.data import size_of
+from tf_mixprec.diagnostics.in_precision import decided
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
@@ -31,7 +32,6 @@ from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.tensor_statistics import full_statistics
 from tf_mixprec.diagnostics.tune.casts import LayerGraph
-from tf_mixprec.diagnostics.tune.data import size_of
 from tf_mixprec.diagnostics.tune.units import Unit
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
@@ -232,21 +232,16 @@ class ScoringPass:
     @contextmanager
     def _narrow(self, unit: Unit) -> Iterator[None]:
         """Puts a unit in 16 bits; the model keeps the losses it has."""
-        layers = keras_internals.all_layers(unit.layer)
-        before = [(layer, layer.dtype_policy) for layer in layers]
         losses = keras_internals.take_losses(unit.layer)
         self._is_shadow = True
         try:
-            for decision in unit.narrowed():
-                set_policy(decision, decision.layer)
-            yield
+            with decided(unit.layer, unit.narrowed()):
+                yield
         finally:
             self._is_shadow = False
             keras_internals.take_losses(unit.layer)
             for loss in losses:
                 unit.layer.add_loss(loss)
-            for layer, policy in before:
-                layer.dtype_policy = policy
 
 
 def _floats(structure: Any) -> list[Tensor]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_mixprec.diagnostics.data import Data
+from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.in_precision import as_rules
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tune import findings
 from tf_mixprec.diagnostics.tune.choice import Choice
 from tf_mixprec.diagnostics.tune.choice import chosen
-from tf_mixprec.diagnostics.tune.data import size_of
 from tf_mixprec.diagnostics.tune.data import split_batches
 from tf_mixprec.diagnostics.tune.findings import percent
 from tf_mixprec.diagnostics.tune.measure import Measure
