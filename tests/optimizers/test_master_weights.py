@@ -197,6 +197,40 @@ def test_wrapped_compiled_or_not_it_has_the_same_bits(storage, mode):
 
 
 @MODES
+@STORAGES
+def test_masters_made_in_the_first_step_are_those_made_before_it(storage, mode):
+    """XLA compiles no function that makes variables when it is called."""
+    gradients = make_gradients(0)
+    results = []
+    for is_built_before in (True, False):
+        weights = make_weights()
+        optimizer = mp.MasterWeightOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), storage
+        )
+        if is_built_before:
+            optimizer.build(weights)
+        step = in_mode(mode, lambda *g: optimizer.apply(g, weights))  # noqa: B023
+        for _ in range(2):
+            step(*gradients)
+        results.append(masters_of(optimizer, weights))
+    check_equal(*results)
+    assert np.all(results[0][0] != make_weights()[0].numpy().astype("f4"))
+
+
+@pytest.mark.parametrize("compiled_by", ["keras", "mp"])
+def test_a_16_bit_model_is_fitted_under_xla(compiled_by):
+    keras.config.set_dtype_policy("bfloat16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    if compiled_by == "mp":
+        mp.compile(model, "adam", "mse", jit_compile=True)
+    else:
+        model.compile(mp.wrap("adam"), "mse", jit_compile=True)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    losses = model.fit(x, y, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+
+
+@MODES
 @KINDS
 def test_a_skipped_step_changes_nothing(storage, rounding, mode):
     weights = make_weights()

@@ -1,5 +1,6 @@
 """The file that knows `tf.distribute`: sums gradients, finds components."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,18 @@ def colocated(variable: Any) -> Any:
     """
     strategy = tf.distribute.get_strategy()
     return strategy.extended.colocate_vars_with(variable.value)
+
+
+def outside_of_traces() -> contextlib.AbstractContextManager[Any]:
+    """Returns a scope in which variables are made with values of others.
+
+    In the trace of a function they would get them when it is called, and XLA
+    compiles no function that makes variables. Under a strategy it is no scope:
+    replicas make variables together, and only where they are.
+    """
+    if keras.backend.backend() != "tensorflow" or is_distributed():
+        return contextlib.nullcontext()
+    return tf.init_scope()
 
 
 def is_distributed() -> bool:

@@ -16,6 +16,7 @@ from tf_mixprec.numerics import rounding as rounding_rules
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.numerics.casting import in_16_bits
 from tf_mixprec.optimizers import arguments
+from tf_mixprec.optimizers import distribution
 from tf_mixprec.optimizers import gradients as gradient_lists
 from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers import master_checks
@@ -127,7 +128,10 @@ class MasterWeightOptimizer(TransparentWrapper):
         master_checks.check_variables(narrow, self.storage, self.rounding)
         with keras_internals.seen_as("float32", narrow):
             self.inner_optimizer.build(variables)
-        made = [masters.make(v, self.storage, self.rounding) for v in narrow]
+        with distribution.outside_of_traces():
+            made = [
+                masters.make(v, self.storage, self.rounding) for v in narrow
+            ]
         self._masters = {
             keras_internals.key_of(self, master.weight): master
             for master in made
