@@ -5,10 +5,12 @@
 
 On the CNN and the 4,000 digits of `tf-mixprec demo`, batches of 64.
 
-callbacks: mean time of the steps 501 to 1,500 of `fit` with a callback and its
-defaults, by that without one, round by round; and the same of the time of the
-processors, which other work on the machine disturbs less. What a callback
-traces is traced before. In mixed_bfloat16, whose steps are short on CPUs.
+callbacks: mean time of a step of `fit` with a callback and its defaults, by
+that without one, epoch by epoch: the `fit`s take turns. A second one without a
+callback shows what is noise. The same of the time of the processors, which
+other work on the machine disturbs less. The first epochs, in which a callback
+traces its steps, are not counted. In mixed_bfloat16, whose steps are short on
+CPUs.
 
 steps: a step with statistics of all tensors, by a plain training step, in one
 interleaved run.
@@ -19,9 +21,12 @@ mixed_float16, where `mp.diagnose` looks for loss scales: slow on CPUs.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import random
+import threading
 import time
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -42,13 +47,14 @@ from tf_mixprec.diagnostics.probed_step import ProbedStep
 from tf_mixprec.diagnostics.subject import Subject
 
 BATCH_SIZE = 64
-EPOCH = 250  # steps
+EPOCH = 500  # steps
 TRACED = 2  # epochs: `PrecisionDrift` first compares at step 500
-MEASURED = 4  # epochs
 REPORT_EXAMPLES = 512
 BASELINE = "no callback"
+CONTROL = "no callback again"
 CALLBACKS: dict[str, Callable[[], list[keras.callbacks.Callback]]] = {
     BASELINE: lambda: [],
+    CONTROL: lambda: [],
     "NumericsMonitor": lambda: [mp.callbacks.NumericsMonitor()],
     "PrecisionDrift": lambda: [mp.callbacks.PrecisionDrift()],
     "UpdateMonitor": lambda: [mp.callbacks.UpdateMonitor()],
@@ -75,58 +81,98 @@ def make_model(policy: str, *, jit_compile: bool = False) -> keras.Model:
     return model
 
 
-class EpochTimes(keras.callbacks.Callback):
-    """Notes the seconds of each epoch, and those of all processors."""
+class Turns(keras.callbacks.Callback):
+    """Lets several `fit`s run in threads, one at a time, epoch by epoch.
 
-    def __init__(self):
+    Notes the seconds of each epoch, and those of all processors.
+    """
+
+    def __init__(self, orders: Sequence[Sequence[str]], name: str, shared: Any):
         super().__init__()
+        self._turns = [turn for order in orders for turn in order]
+        self._name = name
+        self._shared = shared
         self.seconds: list[tuple[float, float]] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts the clock."""
+        """Waits for its turn and starts the clock."""
+        with self._shared.moved:
+            self._shared.moved.wait_for(self._is_next)
+        if self._shared.failed:
+            raise RuntimeError("Another `fit` has failed.")
         self._start = time.perf_counter(), time.process_time()
 
+    def _is_next(self) -> bool:
+        shared = self._shared
+        return shared.failed or self._turns[shared.turn] == self._name
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stops it."""
+        """Stops the clock and gives the turn away."""
         start, processors = self._start
         self.seconds.append(
             (time.perf_counter() - start, time.process_time() - processors)
         )
+        with self._shared.moved:
+            self._shared.turn += 1
+            self._shared.moved.notify_all()
 
 
-def step_times(name: str, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Returns the mean times of a step of `fit`, in milliseconds."""
-    model = make_model("mixed_bfloat16")
-    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(BATCH_SIZE)
-    times = EpochTimes()
-    model.fit(
-        data.prefetch(2),
-        steps_per_epoch=EPOCH,
-        epochs=TRACED + MEASURED,
-        verbose=0,
-        callbacks=[times, *CALLBACKS[name]()],
+def epoch_times(
+    x: np.ndarray, y: np.ndarray, names: Sequence[str], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Returns the times of the epochs of a `fit` with each callback.
+
+    Args:
+        x: Digits.
+        y: Their labels.
+        names: Of callbacks.
+        rounds: How many epochs of each are measured.
+    """
+    shuffle = random.Random(0).shuffle
+    orders = [list(names) for _ in range(TRACED + rounds)]
+    for order in orders:
+        shuffle(order)
+    shared = types.SimpleNamespace(
+        turn=0, failed=False, moved=threading.Condition()
     )
-    passed, processors = map(sum, zip(*times.seconds[TRACED:], strict=True))
-    steps = EPOCH * MEASURED
-    return 1000 * passed / steps, 1000 * processors / steps
+    turns = {name: Turns(orders, name, shared) for name in names}
+
+    def fit(name: str) -> None:
+        data = tf.data.Dataset.from_tensor_slices((x, y)).repeat()
+        make_model("mixed_bfloat16").fit(
+            data.batch(BATCH_SIZE).prefetch(2),
+            steps_per_epoch=EPOCH,
+            epochs=TRACED + rounds,
+            verbose=0,
+            # Last: the time of the other's `on_epoch_end` counts too.
+            callbacks=[*CALLBACKS[name](), turns[name]],
+        )
+
+    # Models are made and traced in turn: Keras's own state is of a thread.
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as threads:
+        fits = [threads.submit(fit, name) for name in names]
+        for done in concurrent.futures.as_completed(fits):
+            if done.exception() is not None:
+                with shared.moved:
+                    shared.failed = True
+                    shared.moved.notify_all()
+            done.result()
+    return {name: each.seconds[TRACED:] for name, each in turns.items()}
 
 
 def callback_rows(
     x: np.ndarray, y: np.ndarray, names: Sequence[str], rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the figures of each callback."""
-    order = [BASELINE, *(name for name in names if name != BASELINE)]
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in order}
-    shuffle = random.Random(0).shuffle
-    for _ in range(rounds):
-        shuffle(order)
-        for name in order:
-            times[name].append(step_times(name, x, y))
+    names = [BASELINE, CONTROL, *names]
+    times = epoch_times(x, y, names, rounds)
     for kind, words in enumerate(("", ", processors")):
-        baseline = [each[kind] for each in times[BASELINE]]
-        for name in times:
-            own = [each[kind] for each in times[name]]
-            yield _row(f"{name}{words}", Ratio.of(own, baseline))
+        steps = {
+            name: [1000 * each[kind] / EPOCH for each in times[name]]
+            for name in names
+        }
+        for name in names[1:]:
+            yield _row(f"{name}{words}", Ratio.of(steps[name], steps[BASELINE]))
 
 
 def step_rows(
@@ -187,11 +233,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sections", nargs="+", choices=sections, default=list(sections)
     )
+    asked = [name for name in CALLBACKS if name not in (BASELINE, CONTROL)]
+    parser.add_argument("--callbacks", nargs="+", choices=asked, default=asked)
     parser.add_argument(
-        "--callbacks", nargs="+", choices=CALLBACKS, default=list(CALLBACKS)
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of the callbacks (default: 5)"
+        "--rounds",
+        type=int,
+        default=12,
+        help="epochs of 500 steps with each callback (default: 12)",
     )
     parser.add_argument(
         "--float16", action="store_true", help="also reports in mixed_float16"
@@ -206,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "callbacks": lambda: callback_rows(
             x, y, arguments.callbacks, arguments.rounds
         ),
-        "steps": lambda: step_rows(x, y, 20 * arguments.rounds),
+        "steps": lambda: step_rows(x, y, 10 * arguments.rounds),
         "reports": lambda: report_rows(x, y, "mixed_bfloat16"),
         "reports in float16": lambda: report_rows(x, y, "mixed_float16"),
     }

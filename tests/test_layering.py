@@ -100,6 +100,7 @@ KNOW_TENSORFLOW = (
     "diagnostics/taps.py",
     "diagnostics/tensor_pairs.py",
     "diagnostics/tensor_statistics.py",
+    "diagnostics/traced.py",
     "diagnostics/tune/measure.py",
     "diagnostics/tune/scores.py",
     "diagnostics/update_statistics.py",

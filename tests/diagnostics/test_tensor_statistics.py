@@ -158,11 +158,22 @@ def test_large_values_have_a_finite_noise():
     assert found.sqnr("bfloat16") == pytest.approx(-10 * np.log10(noise))
 
 
-def test_brief_statistics_are_the_first_of_the_full_ones():
-    x = tf.constant(values_of("float16"))
-    brief = tensor_statistics.decoded(
-        tensor_statistics.brief_statistics(x).numpy()
-    )
-    full = computed(x)
-    for field in ("size", "nan", "inf", "zero", "amax", "smallest"):
-        assert getattr(brief, field) == getattr(full, field)
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("only_finite", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_brief_statistics_are_the_first_of_the_full_ones(
+    dtype, only_finite, jit_compile
+):
+    values = values_of(dtype)
+    if only_finite:
+        values = values[np.isfinite(values.astype("float64"))]
+    for part in (values, -values[:1], values[:0]):
+        x = tf.constant(part)
+        compute = tf.function(
+            tensor_statistics.brief_statistics, jit_compile=jit_compile
+        )
+        brief = tensor_statistics.decoded(compute(x).numpy())
+        full = computed(x)
+        for field in ("size", "nan", "inf", "zero", "amax"):
+            assert getattr(brief, field) == getattr(full, field)
+        assert brief.exponents == brief.formats == {}

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_mixprec._typing import Tensor
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training.instance_methods import cover_method
@@ -65,19 +66,14 @@ class LastBatch:
     @property
     def loss_scale(self) -> float | None:
         """What the step multiplied the loss with; `None` if not known."""
-        state = {} if self._keeper is None else self._keeper.state
-        if "loss_scale" not in state:
-            return None
-        return float(ops.convert_to_numpy(state["loss_scale"]))
+        state = None if self._keeper is None else self._keeper.state
+        return None if state is None else float(state[0])
 
     @property
     def found_inf(self) -> bool:
-        """Whether a gradient of the step was inf or nan.
-
-        Keras has waited for the step before it calls callbacks.
-        """
-        state = {} if self._keeper is None else self._keeper.state
-        return "found_inf" in state and bool(state["found_inf"].numpy())
+        """Whether a gradient of the step was inf or nan."""
+        state = None if self._keeper is None else self._keeper.state
+        return state is not None and bool(state[1])
 
     @property
     def functions(self) -> int:
@@ -86,7 +82,9 @@ class LastBatch:
 
 
 _KEEPER = "_tf_mixprec_last_batch"
-_KEY = "tf_mixprec_batch"  # in the logs of a step
+# In the logs of a step. All at one level: Keras takes them apart in each step.
+_STATE = "tf_mixprec_state"
+_TENSOR = "tf_mixprec_batch/{:04}"
 
 
 class _Keeper:
@@ -97,8 +95,11 @@ class _Keeper:
         self._undo: list[Callable[[], None]] = []
         self._structure: Any = None
         self._function: Any = None
-        self._kept: dict[str, dict[str, Any]] = {}
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
         self._data: Any = None
+        # One tensor of the two numbers, or two; they wait on the device.
+        self._state: tuple[Any, ...] = ()
         self.functions = 0
         # Weakly: a `fit` that ends with an exception stops nothing.
         self.users: weakref.WeakSet[LastBatch] = weakref.WeakSet()
@@ -116,7 +117,7 @@ class _Keeper:
         while self._undo:
             self._undo.pop()()
         self._model.train_function = None
-        self._kept, self._data = {}, None
+        self._tensors, self._data, self._state = [], None, ()
 
     def _returning(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train_step)
@@ -129,12 +130,12 @@ class _Keeper:
             self._structure = keras.tree.map_structure(tf.is_tensor, data)
             leaves = keras.tree.flatten(data)
             tensors = [each for each in leaves if tf.is_tensor(each)]
-            # Dicts: an optional value, as steps return, holds no list.
-            kept = {"data": {f"{i:04}": e for i, e in enumerate(tensors)}}
+            kept = {_TENSOR.format(i): each for i, each in enumerate(tensors)}
+            self._names = list(kept)
             if before is not None:
-                found_inf = ops.copy(self._model.optimizer.found_inf)
-                kept["state"] = {"found_inf": found_inf, "loss_scale": before}
-            return {**logs, _KEY: kept}
+                found_inf = ops.cast(self._model.optimizer.found_inf, "float32")
+                kept[_STATE] = ops.stack([before, found_inf])
+            return {**logs, **kept}
 
         return with_batch
 
@@ -158,16 +159,18 @@ class _Keeper:
         def train_function(iterator: Any) -> Any:
             if not is_step:
                 logs = function(iterator)
-                self._kept = logs.pop(_KEY, {}) if type(logs) is dict else {}
+                if type(logs) is dict:
+                    self._tensors = [
+                        logs.pop(name) for name in self._names if name in logs
+                    ]
+                    self._state = (logs.pop(_STATE),) if _STATE in logs else ()
                 return logs
             data, before = next(iterator), _scale_of(self._model)
             logs = function(iter((data,)))
-            # A variable, which stays as it is until the next step.
-            found_inf = self._model.optimizer.found_inf
             self._data = data
-            self._kept = {
-                "state": {"found_inf": found_inf, "loss_scale": before}
-            }
+            if before is not None:
+                # A variable, which stays as it is until the next step.
+                self._state = before, self._model.optimizer.found_inf
             return logs
 
         train_function._tf_mixprec_inner = function  # type: ignore[attr-defined]
@@ -177,9 +180,8 @@ class _Keeper:
     def batch(self) -> Any:
         """`(x, y, sample_weight)`, or `None`."""
         data = self._data
-        if "data" in self._kept:
-            tensors = self._kept["data"]
-            left = iter([tensors[name] for name in sorted(tensors)])
+        if self._tensors:
+            left = iter(self._tensors)
             data = keras.tree.map_structure(
                 lambda is_tensor: next(left) if is_tensor else None,
                 self._structure,
@@ -189,9 +191,16 @@ class _Keeper:
         return keras.utils.unpack_x_y_sample_weight(data)
 
     @property
-    def state(self) -> dict[str, Any]:
-        """The loss scale before the step, and `found_inf` of it."""
-        return self._kept.get("state", {})
+    def state(self) -> Any:
+        """The loss scale before the step, and whether inf was found in it.
+
+        Two numbers; `None` if there was no scale. Asking waits for the device,
+        as Keras has before it calls callbacks.
+        """
+        if not self._state:
+            return None
+        numbers = [each.numpy() for each in self._state]
+        return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _scale_of(model: Any) -> Any:

@@ -135,7 +135,9 @@ class NumericsMonitor(SecondLook):
         subject = self._subject
         # Samples in a graph: compiled by XLA they would have to be traced for
         # longer than they save.
-        self._sampled = ProbedStep(subject, jit_compile=False, full=False)
+        self._sampled = ProbedStep(
+            subject, jit_compile=False, full=False, only_outputs=True
+        )
         self._replayed = ProbedStep(
             subject, jit_compile=subject.jit_compile, full=False
         )

@@ -24,6 +24,7 @@ from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_pairs import PairStatistics
 from tf_mixprec.diagnostics.tensor_pairs import decoded_pair
 from tf_mixprec.diagnostics.tensor_pairs import pair_statistics
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.trained_part import TrainedPart
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
@@ -89,9 +90,7 @@ class ComparisonStep:
         self._subject = subject
         self._policy = policy
         self._facts: list[dict[str, str]] = []
-        self._function = tf.function(
-            self._traced, autograph=False, jit_compile=jit_compile
-        )
+        self._function = traced(self._traced, jit_compile=jit_compile)
 
     def __call__(
         self, batch: Batch, scale: float

@@ -12,6 +12,7 @@ from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tensor_statistics import is_zero
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.diagnostics.without_randomness import without_randomness
@@ -56,9 +57,10 @@ class GradientStep:
     def __init__(self, subject: Subject, policy: Any, *, jit_compile: bool):
         self._subject = subject
         self._policy = policy
-        options = {"autograph": False, "jit_compile": jit_compile}
-        self._gradients_function = tf.function(self._gradients, **options)
-        self._matches_function = tf.function(self._matches, **options)
+        self._gradients_function = traced(
+            self._gradients, jit_compile=jit_compile
+        )
+        self._matches_function = traced(self._matches, jit_compile=jit_compile)
 
     def gradients(self, batch: Batch, scale: float) -> list[Tensor]:
         """Returns unscaled gradients in float32; zeros where there is none.

@@ -26,9 +26,9 @@ from tf_mixprec.diagnostics.taps import Taps
 from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.tensor_statistics import brief_statistics
 from tf_mixprec.diagnostics.tensor_statistics import full_statistics
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.untouched import random_states
 from tf_mixprec.diagnostics.untouched import state_of
-from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.optimizers import gradients as gradient_lists
 
@@ -57,6 +57,8 @@ class ProbedStep:
         subject: The model and its loss.
         jit_compile: Whether XLA compiles it.
         full: Whether all statistics are taken, or those in brief.
+        only_outputs: Whether only what layers return is looked at, and its
+            gradients: for less time.
         training: Whether the layers train.
 
     Attributes:
@@ -70,17 +72,17 @@ class ProbedStep:
         *,
         jit_compile: bool,
         full: bool = True,
+        only_outputs: bool = False,
         training: bool = True,
     ):
         self._subject = subject
         self._full = full
+        self._only_outputs = only_outputs
         self._training = training
         self._layers: list[TappedLayer] = []
         self._layout: _Layout | None = None
         self.draws: list[Any] | None = None
-        self._function = tf.function(
-            self._traced, autograph=False, jit_compile=jit_compile
-        )
+        self._function = traced(self._traced, jit_compile=jit_compile)
 
     def __call__(self, batch: Batch, scale: float = 1.0) -> StepRecord:
         """Makes the step, on the model as it is now.
@@ -92,15 +94,17 @@ class ProbedStep:
         self._subject.build(batch)
         if not self._layers:
             self._layers = tapped_layers(self._subject.model)
-        with untouched(state_of(self._subject.model)):
-            results = self._run(batch, tf.constant(scale, tf.float32))
-        packed, losses = (each.numpy() for each in results)
-        loss, scaled_loss = (float(each) for each in losses)
+        packed, losses, draws = self._function(
+            batch, tf.constant(scale, tf.float32)
+        )
+        if self.draws is None:  # the same in every step
+            self.draws = [each.numpy() for each in draws]
+        loss, scaled_loss = (float(each) for each in losses.numpy())
         if self._layout is None:
             raise RuntimeError("A step must be traced before it is recorded.")
         return self._record(
             self._layout,
-            packed,
+            packed.numpy(),
             loss=loss,
             loss_scale=scale,
             scaled_loss=scaled_loss,
@@ -111,29 +115,37 @@ class ProbedStep:
         """The states of the random generators of the model."""
         return random_states(self._subject.model)
 
-    def _run(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
-        if self.draws is not None:  # the same in every step
-            return self._function(batch, scale)
-        before = self._read_random_states()
-        results = self._function(batch, scale)
-        after = self._read_random_states()
-        self.draws = [b - a for a, b in zip(before, after, strict=True)]
-        return results
+    def _traced(
+        self, batch: Batch, scale: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        # Here and not by `untouched`: as a part of the step it costs nothing.
+        state = [(v, tf.identity(v)) for v in state_of(self._subject.model)]
+        before = [tf.identity(each) for each in self.random_states]
+        packed, losses = self._probed(batch, scale)
+        draws = [
+            tf.convert_to_tensor(each) - value
+            for each, value in zip(self.random_states, before, strict=True)
+        ]
+        for variable, value in state:
+            variable.assign(value)
+        return packed, losses, draws
 
-    def _read_random_states(self) -> list[Any]:
-        return [keras.ops.convert_to_numpy(e) for e in self.random_states]
-
-    def _traced(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _probed(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
         trained = self._subject.model.trainable_variables
         collected = Collected()
         # Before the forward pass, which moves statistics.
         values = [
             (each, collected.add(self._statistics(tf.convert_to_tensor(each))))
-            for each in self._subject.model.variables
-            if tf.as_dtype(each.dtype).is_floating
+            for each in self._variables_looked_at()
         ]
         with tf.GradientTape() as tape:
-            taps = Taps(self._layers, trained, tape, full=self._full)
+            taps = Taps(
+                self._layers,
+                trained,
+                tape,
+                full=self._full,
+                only_outputs=self._only_outputs,
+            )
             with taps.on():
                 loss = self._subject.loss(batch, taps, training=self._training)
             scaled = loss * tf.cast(scale, loss.dtype)
@@ -154,6 +166,12 @@ class ProbedStep:
         calls = _calls(taps, gradients[len(trained) :], collected)
         self._layout = _Layout(calls, variables, collected)
         return collected.packed(), tf.stack([loss, scaled])
+
+    def _variables_looked_at(self) -> list[Any]:
+        if self._only_outputs:
+            return []
+        variables = self._subject.model.variables
+        return [v for v in variables if tf.as_dtype(v.dtype).is_floating]
 
     def _of_gradient(
         self, gradient: Gradient, collected: Collected

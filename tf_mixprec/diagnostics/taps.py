@@ -90,6 +90,7 @@ class Taps:
         tape: The tape that the gradients are taken with.
         full: Whether all statistics of outputs are taken, or those in brief.
             Of inputs, which others have returned, they are brief.
+        only_outputs: Whether only outputs are looked at.
 
     Attributes:
         calls: In the order in which they returned: a layer is behind those
@@ -103,12 +104,14 @@ class Taps:
         tape: Any,
         *,
         full: bool,
+        only_outputs: bool = False,
     ):
         self._layers = layers
         self._trained = TrainedPart(trained)
         self._tape = tape
         self._graph = tracing.current_graph()
         self._full = full
+        self._roles = (OUTPUT,) if only_outputs else (INPUT, OUTPUT)
         self._seen: Counter[str] = Counter()
         self._around: list[str] = []
         self._order = itertools.count()
@@ -175,6 +178,8 @@ class Taps:
         )
 
     def _tapped(self, structure: Any, record: TappedCall, role: str) -> Any:
+        if role not in self._roles:
+            return structure
         return tf.nest.map_structure(
             lambda value: self._tapped_value(value, record, role), structure
         )

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ from tf_mixprec.diagnostics.float_bits import INFINITY_BITS
 from tf_mixprec.diagnostics.float_bits import as_float32
 from tf_mixprec.diagnostics.float_bits import biased_exponents
 from tf_mixprec.diagnostics.float_bits import magnitude_bits
+from tf_mixprec.diagnostics.float_bits import own_magnitude_bits
 from tf_mixprec.diagnostics.float_bits import power_of_two
 from tf_mixprec.diagnostics.float_bits import rounded_bits
 from tf_mixprec.numerics.formats import FORMATS
@@ -32,11 +34,12 @@ if keras.backend.backend() == "tensorflow":
 
 _SMALLEST_NORMAL = 2.0**-126
 EXPONENT_COUNT = 256  # of float32: eight bits
-_COUNTS = ("size", "nan", "inf", "zero", "amax", "smallest")
+_BRIEF = ("size", "nan", "inf", "zero", "amax")
+_ALSO = ("smallest", "power")
 _PER_FORMAT = ("underflow", "subnormal", "overflow", "noise")
-BRIEF_LENGTH = len(_COUNTS)
+BRIEF_LENGTH = len(_BRIEF)
 FULL_LENGTH = (
-    BRIEF_LENGTH + 1 + len(_PER_FORMAT) * len(FORMATS) + EXPONENT_COUNT
+    BRIEF_LENGTH + len(_ALSO) + len(_PER_FORMAT) * len(FORMATS) + EXPONENT_COUNT
 )
 
 
@@ -60,7 +63,7 @@ class InFormat:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorStatistics:
-    """Statistics of the values of a tensor.
+    """Statistics of the values of a tensor; in brief, the first five.
 
     Args:
         size: How many values.
@@ -80,7 +83,7 @@ class TensorStatistics:
     inf: int
     zero: int
     amax: float
-    smallest: float
+    smallest: float = math.inf
     rms: float = 0.0
     formats: dict[str, InFormat] = dataclasses.field(default_factory=dict)
     exponents: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -144,7 +147,7 @@ def _fraction(part: int, whole: int) -> float:
 
 
 def brief_statistics(tensor: Tensor) -> Tensor:
-    """Returns how many values are inf or nan, and the range of the others.
+    """Returns how many values are inf, nan or 0, and the largest other one.
 
     Args:
         tensor: A float tensor of any shape.
@@ -183,12 +186,29 @@ def _traced_once(function: Callable[[Tensor], Tensor], dtype: Any) -> Any:
 
 
 def _brief(tensor: Tensor) -> Tensor:
-    return tf.stack(_counts(magnitude_bits(tensor)))
+    bits, infinity = own_magnitude_bits(tensor)
+    largest = _largest(bits)
+
+    def counted() -> tuple[Tensor, Tensor, Tensor]:
+        finite = tf.where(bits < infinity, bits, 0)
+        return (
+            _count(bits > infinity),
+            _count(tf.equal(bits, infinity)),
+            _largest(finite),
+        )
+
+    # As good as always nothing is inf or nan, and two passes are enough.
+    none = tf.zeros([], tf.float64)
+    nan, inf, amax = tf.cond(
+        largest < infinity, lambda: (none, none, largest), counted
+    )
+    if amax.dtype == tf.int16:
+        amax = magnitude_bits(tf.bitcast(amax, tensor.dtype))
+    return tf.stack([_size(bits), nan, inf, _zeros(bits), _value(amax)])
 
 
 def _full(tensor: Tensor) -> Tensor:
     bits = magnitude_bits(tensor)
-    counts = _counts(bits)
     finite = tf.where(bits < INFINITY_BITS, bits, 0)
     unit = _unit(finite)
     power = _power(as_float32(finite) * unit)
@@ -204,7 +224,16 @@ def _full(tensor: Tensor) -> Tensor:
     return tf.concat(
         [
             tf.stack(
-                [*counts, power / tf.cast(unit, tf.float64) ** 2, *per_format]
+                [
+                    _size(bits),
+                    _count(bits > INFINITY_BITS),
+                    _count(tf.equal(bits, INFINITY_BITS)),
+                    _zeros(bits),
+                    _value(_largest(finite)),
+                    _value(_smallest(bits)),
+                    power / tf.cast(unit, tf.float64) ** 2,
+                    *per_format,
+                ]
             ),
             tf.cast(exponents, tf.float64),
         ],
@@ -218,18 +247,17 @@ def decoded(vector: np.ndarray) -> TensorStatistics:
     Args:
         vector: Of `BRIEF_LENGTH` or `FULL_LENGTH`.
     """
-    size, nan, inf, zero = (int(each) for each in vector[:4])
-    brief = {
-        "size": size,
-        "nan": nan,
-        "inf": inf,
-        "zero": zero,
-        "amax": float(vector[4]),
-        "smallest": float(vector[5]),
-    }
+    size, nan, inf, zero, amax = vector[:BRIEF_LENGTH]
+    brief = TensorStatistics(
+        size=int(size),
+        nan=int(nan),
+        inf=int(inf),
+        zero=int(zero),
+        amax=float(amax),
+    )
     if len(vector) == BRIEF_LENGTH:
-        return TensorStatistics(**brief)  # type: ignore[arg-type]
-    power, rest = float(vector[BRIEF_LENGTH]), vector[BRIEF_LENGTH + 1 :]
+        return brief
+    smallest, power, *rest = vector[BRIEF_LENGTH:]
     formats = {}
     for name in FORMATS:
         values, rest = rest[: len(_PER_FORMAT)], rest[len(_PER_FORMAT) :]
@@ -237,17 +265,19 @@ def decoded(vector: np.ndarray) -> TensorStatistics:
     exponents = {
         index - EXPONENT_BIAS: int(count) for index, count in enumerate(rest)
     }
-    exponents[-EXPONENT_BIAS] -= zero + nan + inf  # these are counted as 0
-    finite_count = size - nan - inf
-    return TensorStatistics(
-        **brief,  # type: ignore[arg-type]
+    # What is zero, inf or nan is counted as 0 there.
+    exponents[-EXPONENT_BIAS] -= brief.size - brief.nonzero
+    finite_count = brief.size - brief.nonfinite
+    return dataclasses.replace(
+        brief,
+        smallest=float(smallest),
         rms=math.sqrt(power / finite_count) if finite_count else 0.0,
         formats=formats,
         exponents={k: v for k, v in exponents.items() if v},
     )
 
 
-def _decoded_format(values: np.ndarray) -> InFormat:
+def _decoded_format(values: Sequence[float]) -> InFormat:
     underflow, subnormal, overflow, noise = values
     return InFormat(
         underflow=int(underflow),
@@ -266,21 +296,23 @@ def is_zero(tensor: Tensor) -> Tensor:
     return tf.equal(magnitude_bits(tensor), 0)
 
 
-def _counts(bits: Tensor) -> list[Tensor]:
-    is_finite = bits < INFINITY_BITS
-    largest = tf.reduce_max(tf.where(is_finite, bits, 0))
+def _size(bits: Tensor) -> Tensor:
+    return tf.cast(tf.size(bits), tf.float64)
+
+
+def _zeros(bits: Tensor) -> Tensor:
+    return _count(tf.equal(bits, 0))
+
+
+def _largest(bits: Tensor) -> Tensor:
+    """Returns the largest of magnitudes as bits; 0 if there are none."""
+    return tf.maximum(tf.reduce_max(bits), 0)  # of no integers: the least
+
+
+def _smallest(bits: Tensor) -> Tensor:
+    """Returns the smallest nonzero magnitude as bits; inf if there is none."""
     smallest = tf.reduce_min(tf.where(bits > 0, bits, INFINITY_BITS))
-    # A maximum of no integers is the least of them.
-    largest = tf.maximum(largest, 0)
-    smallest = tf.minimum(smallest, INFINITY_BITS)
-    return [
-        tf.cast(tf.size(bits), tf.float64),
-        _count(bits > INFINITY_BITS),
-        _count(tf.equal(bits, INFINITY_BITS)),
-        _count(tf.equal(bits, 0)),
-        _value(largest),
-        _value(smallest),
-    ]
+    return tf.minimum(smallest, INFINITY_BITS)  # of no integers: the largest
 
 
 def _count(flags: Tensor) -> Tensor:
@@ -306,8 +338,7 @@ def _unit(finite: Tensor) -> Tensor:
 
     Squares of values times this neither overflow nor vanish.
     """
-    largest = tf.maximum(tf.reduce_max(finite), 0)  # of no integers: the least
-    exponent = tf.clip_by_value(biased_exponents(largest), 1, 253)
+    exponent = tf.clip_by_value(biased_exponents(_largest(finite)), 1, 253)
     return as_float32(tf.bitwise.left_shift(254 - exponent, FRACTION_BITS))
 
 

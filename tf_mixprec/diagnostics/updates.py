@@ -10,6 +10,7 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tensor_statistics import is_zero
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.diagnostics.update_statistics import statistics
 from tf_mixprec.numerics.casting import dtype_name
@@ -65,9 +66,8 @@ def updates_of(subject: Subject, batch: Batch) -> tuple[UpdateOfVariable, ...]:
         optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trainable_variables)
     step = _Step(subject, optimizer)
-    function = tf.function(step.make, autograph=False)
     with untouched([*model.variables, *optimizer.variables]):
-        table = function(batch).numpy()
+        table = traced(step.make)(batch).numpy()
     return tuple(
         _update(variable.path, dtype, row)
         for variable, dtype, row in zip(

@@ -31,6 +31,7 @@ from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.diagnostics.tapped_layers import tapped_layers
 from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.tensor_statistics import full_statistics
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.tune.casts import LayerGraph
 from tf_mixprec.diagnostics.tune.units import Unit
 from tf_mixprec.diagnostics.untouched import state_of
@@ -107,9 +108,7 @@ class ScoringPass:
         self._units = units
         self._number = {id(u.layer): n for n, u in enumerate(units)}
         self._layers = tapped_layers(subject.model)
-        self._function = tf.function(
-            self._traced, autograph=False, jit_compile=jit_compile
-        )
+        self._function = traced(self._traced, jit_compile=jit_compile)
         self._collected = Collected()
         self._owners: list[int] = []
         self.graph = LayerGraph()
@@ -128,10 +127,8 @@ class ScoringPass:
             in_precision(model, "float32"),
             np.errstate(over="ignore"),  # constants of layers, in 16 bits
         ):
-            # Called directly it would be warned of as traced too often.
-            function = self._function.get_concrete_function(batch)
             packed, changes, is_bad, loss = (
-                each.numpy() for each in function(batch)
+                each.numpy() for each in self._function(batch)
             )
         self.loss = float(loss)
         outputs: list[list[TensorStatistics]] = [[] for _ in self._units]
