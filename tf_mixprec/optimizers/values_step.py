@@ -52,6 +52,21 @@ class ValuesStep(LossScaleVariables):
             consecutive_skipped_steps=state.consecutive_skipped_steps,
         )
 
+    def _unscaled(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
+        factor: Tensor | None = None,
+    ) -> list[Gradient]:
+        if factor is not None:
+            return gradient_lists.multiplied(gradients, variables, factor)
+        return gradient_lists.unscaled(
+            gradients,
+            variables,
+            self.loss_scale,
+            by_reciprocal=self._has_reciprocal,
+        )
+
     def _step_on_values(
         self,
         gradients: Sequence[Gradient],
