@@ -12,8 +12,9 @@ other work on the machine disturbs less. The first epochs, in which a callback
 traces its steps, are not counted. In mixed_bfloat16, whose steps are short on
 CPUs.
 
-steps: a step with statistics of all tensors, by a plain training step, in one
-interleaved run.
+steps: a step that is looked at, by a plain training step, in one interleaved
+run. A sample has the ranges of outputs and their gradients, for
+`NumericsMonitor`; "ranges" are those of all tensors, as in its second looks.
 
 reports: seconds of a first call, tracing and compilation included, and of a
 second one, in mixed_bfloat16 and on 512 digits. With `--float16` also in
@@ -58,6 +59,11 @@ CALLBACKS: dict[str, Callable[[], list[keras.callbacks.Callback]]] = {
     "NumericsMonitor": lambda: [mp.callbacks.NumericsMonitor()],
     "PrecisionDrift": lambda: [mp.callbacks.PrecisionDrift()],
     "UpdateMonitor": lambda: [mp.callbacks.UpdateMonitor()],
+}
+LOOKS: dict[str, dict[str, bool]] = {
+    "sample": {"full": False, "only_outputs": True},
+    "ranges": {"full": False},
+    "all statistics": {"full": True},
 }
 REPORTS: dict[str, Callable[..., object]] = {
     "audit": lambda model, x, y: mp.audit(model, batch_size=BATCH_SIZE),
@@ -186,8 +192,8 @@ def step_rows(
         calls: dict[str, Callable[[], object]] = {
             "plain step": lambda m=model, b=batch: m.train_on_batch(*b[:2])
         }
-        for name, full in (("ranges", False), ("all statistics", True)):
-            step = ProbedStep(subject, jit_compile=jit_compile, full=full)
+        for name, options in LOOKS.items():
+            step = ProbedStep(subject, jit_compile=jit_compile, **options)
             calls[name] = lambda s=step, b=batch: s(b, 1.0)
         times = interleaved(calls, rounds)
         for name in calls:
