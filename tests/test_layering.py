@@ -87,6 +87,7 @@ KNOW_TENSORFLOW = (
     "diagnostics/audit/trace.py",
     "diagnostics/collected.py",
     "diagnostics/comparison_step.py",
+    "diagnostics/covered_calls.py",
     "diagnostics/data.py",
     "diagnostics/float_bits.py",
     "diagnostics/gradient_step.py",

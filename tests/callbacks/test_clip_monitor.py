@@ -266,6 +266,11 @@ def test_another_optimizer_is_refused():
         runs.fit(make_mlp("sgd", "float32"), mp.callbacks.ClipMonitor())
 
 
+def test_something_else_than_an_optimizer_is_refused():
+    with pytest.raises(TypeError, match="`optimizer` must be a `mp.Loss"):
+        mp.callbacks.ClipMonitor(keras.optimizers.SGD())
+
+
 def test_accumulating_optimizers_are_refused():
     model = runs.compiled(sgd(gradient_accumulation_steps=2))
     with pytest.raises(

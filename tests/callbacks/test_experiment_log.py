@@ -205,3 +205,9 @@ def test_others_than_the_chief_write_nothing(tmp_path, monkeypatch):
 def test_the_path_must_be_one():
     with pytest.raises(TypeError, match="`path` must be a string or a path"):
         mp.callbacks.ExperimentLog(None)
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_the_path_must_be_that_of_a_file(path):
+    with pytest.raises(ValueError, match="`path` must be the path of a file"):
+        mp.callbacks.ExperimentLog(path)

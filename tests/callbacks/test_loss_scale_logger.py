@@ -226,6 +226,11 @@ def test_another_optimizer_is_refused(policy):
         fit(model)
 
 
+def test_something_else_than_an_optimizer_is_refused():
+    with pytest.raises(TypeError, match="`optimizer` must be a `mp.Loss"):
+        mp.callbacks.LossScaleLogger("sgd")
+
+
 def test_an_optimizer_of_its_own_can_be_named():
     other = mp.wrap("sgd", initial_scale=64.0)
     history = make_model().fit(

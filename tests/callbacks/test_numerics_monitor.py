@@ -317,6 +317,9 @@ def test_the_budget_bounds_what_is_spent():
         ({"every": 1.5}, TypeError, "must be an int"),
         ({"max_overhead": 0.0}, ValueError, "above 0"),
         ({"max_overhead": "x"}, TypeError, "must be a float"),
+        ({"replay": "no"}, TypeError, "`replay` must be True or False"),
+        ({"report_dir": 3}, TypeError, "`report_dir` must be a string or a"),
+        ({"report_dir": __file__}, ValueError, "must be a directory"),
     ],
 )
 def test_wrong_arguments(options, error, text):

@@ -14,6 +14,7 @@ from half_ulps import expected_below
 from models import make_mlp
 
 import tf_mixprec as mp
+from tf_mixprec.callbacks import update_monitor
 from tf_mixprec.diagnostics import update_statistics
 
 SLOW_WAYS = ("xla", "step_xla", "eager", "micro_batches")
@@ -141,7 +142,8 @@ def test_weights_without_masters_lose_updates(policy, dtype, rate):
     monitor = mp.callbacks.UpdateMonitor(every=1, patience=2)
     with pytest.warns(
         mp.callbacks.DeadUpdateWarning,
-        match=r"in 2 samples in a row: linear/only \(100%\)",
+        match=r"in 2 samples in a row: linear/only \(100%\).*with float32 "
+        r"masters \(`mp.wrap`",
     ) as caught:
         history = runs.fit(model, monitor, epochs=2, x=runs.X)
     classes = [each.category for each in caught]
@@ -150,6 +152,20 @@ def test_weights_without_masters_lose_updates(policy, dtype, rate):
     np.testing.assert_array_equal(weight, runs.START.astype(dtype))
     assert history["dead_updates"] == [1.0, 1.0]
     assert {each.dead for each in monitor.records} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("narrow", "there", "missing"),
+    [
+        ({"a", "b"}, ["`mp.wrap` does"], "learning rate"),
+        ({"c"}, ["raise the learning rate of .*\\(a, b\\)"], "mp.wrap"),
+        ({"b"}, ["`mp.wrap` does", r"already \(a\), or freeze"], "(a, b)"),
+    ],
+)
+def test_the_remedy_is_of_the_dtype(narrow, there, missing):
+    text = update_monitor._message({"a": 0.9, "b": 0.8}, 3, narrow)
+    assert all(re.search(each, text) for each in there)
+    assert missing not in text
 
 
 def test_stochastic_rounding_loses_nothing_on_average():
@@ -343,6 +359,9 @@ def test_an_epoch_without_samples_is_nan():
         ({"threshold": 2}, ValueError, "`threshold` must be between 0 and 1"),
         ({"threshold": "1"}, TypeError, "`threshold` must be a float"),
         ({"layers": 3}, TypeError, "`layers` must be None, a regular"),
+        ({"layers": "("}, ValueError, "`layers` must be a regular expression"),
+        ({"layers": ["a", "*"]}, ValueError, r"of which '\*' is none"),
+        ({"optimizer": "sgd"}, TypeError, "`optimizer` must be a `mp.Loss"),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, match):

@@ -103,6 +103,22 @@ def test_classes_of_users_are_imported(tmp_path, monkeypatch, capsys):
     assert "Twice" in capsys.readouterr().out
 
 
+def test_a_lambda_is_loaded_only_where_asked_for(tmp_path, capsys):
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Lambda(lambda x: 2.0 * x)]
+    )
+    model.save(tmp_path / "model.keras")
+    path = str(tmp_path / "model.keras")
+    assert main(["audit", path]) == 2
+    err = capsys.readouterr().err
+    assert "if you trust the file, give `--unsafe`" in err
+    assert "safe_mode" not in err
+    assert main(["audit", path, "--unsafe"]) == 0
+    assert main(["convert", path, path]) == 1
+    assert "give `--unsafe`" in capsys.readouterr().err
+    assert main(["convert", path, path, "--unsafe"]) == 0
+
+
 def test_a_loss_that_is_not_known_does_not_keep_a_model_from_loading(
     model, tmp_path
 ):
@@ -111,7 +127,9 @@ def test_a_loss_that_is_not_known_does_not_keep_a_model_from_loading(
 
     model.compile("sgd", own_loss)
     model.save(tmp_path / "model.keras")
-    arguments = argparse.Namespace(model=tmp_path / "model.keras", imports=[])
+    arguments = argparse.Namespace(
+        model=tmp_path / "model.keras", imports=[], unsafe=False
+    )
     assert not reporting.load_model(arguments).compiled
 
 

@@ -173,6 +173,22 @@ CASES = {
         lambda: chain(narrow(name="dense", bias_initializer=constant(7e4))),
         lambda: chain(narrow(name="dense", bias_initializer=constant(6e4))),
     ),
+    "nonfinite-weight": (
+        "error",
+        "head",
+        lambda: chain(head(bias_initializer=constant(np.nan))),
+        lambda: chain(head(bias_initializer=constant(1e38))),
+    ),
+    "nonfinite-weight statistic": (
+        "error",
+        "bn",
+        lambda: chain(
+            L.BatchNormalization(
+                name="bn", moving_variance_initializer=constant(np.inf)
+            )
+        ),
+        lambda: chain(L.BatchNormalization(name="bn")),
+    ),
     "no-loss-scale": (
         "error",
         "",
@@ -285,6 +301,21 @@ def test_a_finding_is_there_and_gone_when_mended(name):
     assert [(each.level, each.layer) for each in found] == [(level, layer)]
     assert all((found[0].what, found[0].why, found[0].remedy))
     assert code not in codes(mp.audit(mend()))
+
+
+def test_values_that_are_not_finite_are_counted():
+    model = chain(narrow(name="dense"), L.Dropout(0.5), head())
+    kernel = np.zeros((16, 16), "float32")
+    kernel[0, :2], kernel[1, 3] = np.inf, np.nan
+    model.get_layer("dense").set_weights([kernel, np.full(16, np.nan)])
+    (found,) = [
+        each
+        for each in mp.audit(model).findings
+        if each.code == "nonfinite-weight"
+    ]
+    assert (found.layer, found.value) == ("dense", 19)
+    assert "3 of 256 in kernel, 16 of 16 in bias" in found.what
+    assert "mp.find_nonfinite" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -723,6 +754,20 @@ def test_a_model_on_replicas_is_audited_too():
     assert row(audit, "dense").casts == 3
 
 
+@pytest.mark.parametrize("has_own_loss", [False, True])
+def test_a_step_is_audited_as_its_model(has_own_loss):
+    class OwnLoss(mp.TrainStep):
+        def compute_loss(self, model, batch):
+            return ops.mean(model(batch[0]))
+
+    if has_own_loss:
+        step = OwnLoss(chain(narrow(), head()), "sgd")
+    else:
+        step = mp.TrainStep(chain(narrow(), head()), "sgd", "mse")
+    assert mp.audit(step) == mp.audit(step.model)
+    assert mp.audit(step, policy="float32").layers[0].policy == "float32"
+
+
 def test_autocast_is_said():
     model = chain(head())
     mp.compile(model, "sgd", "mse", autocast="bfloat16")
@@ -745,11 +790,25 @@ def test_a_report_has_tables_and_figures(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: mp.audit(L.Dense(2)), TypeError, "must be a `keras.Model`"),
         (
-            lambda: mp.audit(keras.Sequential([L.Dense(2)])),
+            lambda: mp.audit(L.Dense(2)),
+            TypeError,
+            "must be a `keras.Model` or a `mp.TrainStep`",
+        ),
+        (
+            lambda: mp.audit(keras.Sequential([L.Dense(2, name="only")])),
             ValueError,
-            "must be built",
+            "must be built.*, not built: only$",
+        ),
+        (
+            lambda: mp.audit(keras.Sequential([])),
+            ValueError,
+            "must be built.*, not built$",
+        ),
+        (
+            lambda: mp.audit(keras.Sequential([L.Dense(2) for _ in range(7)])),
+            ValueError,
+            "not built: dense.* and 2 more$",
         ),
         (lambda: mp.audit(models.Branching()), ValueError, "must be built"),
         (

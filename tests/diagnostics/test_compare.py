@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tf_mixprec as mp
 from tf_mixprec.diagnostics import comparison_step as roles
+from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tensor_pairs import decoded_pair
 from tf_mixprec.diagnostics.tensor_pairs import pair_statistics
 
@@ -216,3 +217,38 @@ def test_wrong_policies():
         mp.compare(make(), *data(), loss="mse", policies=[])
     with pytest.raises(TypeError, match="A policy must be"):
         mp.compare(make(), *data(), loss="mse", policies=[16])
+
+
+def test_a_scale_at_its_minimum_is_not_compared_with():
+    model = make("mixed_float16")
+    model.compile(mp.wrap(keras.optimizers.SGD(), initial_scale=256.0), "mse")
+    optimizer = model.optimizer
+    optimizer.loss_scale = optimizer.min_scale  # as a run that is stuck has it
+    report = mp.compare(model, *data())
+    assert (report.loss_scale, report.stuck_scale) == (256.0, 1.0)
+    assert "256, the initial one; the present one, 1, is at" in str(report)
+    report = mp.compare(model, *data(), loss_scale=1.0)
+    assert (report.loss_scale, report.stuck_scale) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(lambda sgd: mp.wrap(sgd, initial_scale=1.0), id="began"),
+        pytest.param(lambda sgd: mp.wrap(sgd, dynamic=False), id="fixed"),
+        pytest.param(keras.optimizers.LossScaleOptimizer, id="of_keras"),
+        pytest.param(lambda sgd: sgd, id="none"),
+    ],
+)
+def test_a_scale_that_has_not_fallen_is_taken(optimizer):
+    model = make("mixed_float16")
+    model.compile(optimizer(keras.optimizers.SGD()), "mse")
+    assert Subject(model).initial_scale is None
+
+
+def test_a_scale_of_keras_that_is_zero_has_fallen():
+    model = make("mixed_float16")
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.dynamic_scale.assign(0.0)
+    assert Subject(model).initial_scale == 2.0**15

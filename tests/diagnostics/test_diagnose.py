@@ -9,10 +9,12 @@ import tensorflow as tf
 
 import tf_mixprec as mp
 from tf_mixprec.diagnostics import diagnosis as roles
+from tf_mixprec.diagnostics import judgement
 from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.gradient_step import GradientStep
 from tf_mixprec.diagnostics.gradient_step import lost_fraction
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.diagnostics.updates import UpdateOfVariable
 
 BATCH = 32
 
@@ -253,6 +255,38 @@ def test_dead_updates_are_found():
     assert {each.dtype for each in with_masters.updates} == {"float32"}
     kernel = with_masters.updates[0]
     assert kernel.dead_bfloat16 > 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [
+        ("bfloat16", "Keep a float32 master of it"),
+        ("float32", "Raise the learning rate, or freeze the layer"),
+    ],
+)
+def test_the_remedy_for_dead_updates_is_of_the_dtype(dtype, remedy):
+    update = UpdateOfVariable(
+        variable="kernel",
+        dtype=dtype,
+        elements=100,
+        median_ratio=1e-9,
+        dead=0.5,
+        dead_bfloat16=1.0,
+        dead_float16=1.0,
+    )
+    (found,) = judgement.of_updates([update])
+    assert found.remedy.startswith(remedy)
+
+
+def test_what_is_rounded_stochastically_is_not_lost():
+    model = make(dense("hidden"), policy="bfloat16")
+    optimizer = mp.MasterWeightOptimizer(
+        keras.optimizers.SGD(1e-4), storage=None, rounding="stochastic"
+    )
+    mp.compile(model, optimizer, "mse")
+    assert Subject(model).rounds_stochastically
+    mp.compile(model, keras.optimizers.SGD(1e-4), "mse")
+    assert not Subject(model).rounds_stochastically
 
 
 def test_the_policy_of_the_device():

@@ -15,6 +15,7 @@ import tf_mixprec as mp
 from tf_mixprec.diagnostics.profile import findings as profile_findings
 from tf_mixprec.diagnostics.profile import measuring as profile_measuring
 from tf_mixprec.diagnostics.profile import ops as profile_ops
+from tf_mixprec.diagnostics.profile import steps as profile_steps
 from tf_mixprec.diagnostics.profile import timing as profile_timing
 from tf_mixprec.diagnostics.profile.graph import dtypes_by_name
 from tf_mixprec.diagnostics.profile.graph import graph_facts
@@ -358,6 +359,34 @@ def test_ratios_are_of_the_same_round():
     )
 
 
+def test_differences_are_of_the_same_round():
+    # The medians are 10 and 9; in the rounds it is 2, 1 and 2.
+    assert profile_timing.difference([10, 3, 90], [8, 2, 88]) == 2
+    assert profile_timing.difference([1.0, 1.0, 5.0], [2.0, 1.5, 0.0]) == -0.5
+
+
+def test_what_is_below_the_noise_is_said():
+    times = {
+        (0, profile_steps.FORWARD): [2.0, 2.0, 9.0],
+        (0, profile_steps.BACKWARD): [1.5, 1.0, 9.5],
+        (0, profile_steps.STEP): [2.5, 3.0, 9.0],
+    }
+
+    class Steps:
+        label, jit_compile, traced = "float32", True, None
+        graph = NO_CASTS
+
+    noisy = profile_measuring._variant(Steps(), 0, times, {}, None)
+    assert (noisy.backward_ms, noisy.optimizer_ms) == (0.0, 1.0)
+    assert noisy.below_noise == ("backward",)
+    found = profile_findings.findings(measured(noisy))
+    (below,) = [each for each in found if each.code == "below-noise"]
+    assert below.level == "info"
+    assert "backward in float32" in below.what
+    quiet = dataclasses.replace(noisy, below_noise=())
+    assert "below-noise" not in codes(measured(quiet))
+
+
 def test_batches_of_another_size_repeat_examples():
     batch = (tf.range(3), {"a": tf.range(3) * 10}, None)
     x, y, weight = profile_measuring.of_size(batch, 7)
@@ -650,6 +679,33 @@ def test_a_model_without_a_config_is_refused_and_not_changed():
     assert model.dense.dtype_policy.name == "float32"
     with pytest.raises(ValueError, match="has a copy with|from its config"):
         mp.profile(model, x, y, policies=[AS_IT_IS])
+
+
+def test_a_copy_has_the_functions_of_the_model():
+    """Keras refuses to make a `Lambda` from its config alone."""
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(2), layers.Lambda(lambda x: 2.0 * x)]
+    )
+    copy = profile_steps._copy(model, AS_IT_IS)
+    x = np.ones((4, 3), "float32")
+    np.testing.assert_array_equal(copy(x), model(x))
+    assert copy.layers[0].kernel is not model.layers[0].kernel
+
+
+def test_a_step_is_profiled_as_its_model():
+    class OwnLoss(mp.TrainStep):
+        def compute_loss(self, model, batch):
+            return tf.reduce_mean(model(batch[0]))
+
+    model, x, y = small()
+    loss = "sparse_categorical_crossentropy"
+    step = mp.TrainStep(model, "sgd", loss, accumulation_steps=2)
+    options = {"policies": ["float32"], "batch_size": 8, **QUICK}
+    found = mp.profile(step, x, y, **options)
+    assert (found.model, found.current) == ("small", 0)
+    own = OwnLoss(model, "sgd")
+    with pytest.raises(ValueError, match="`loss` must be given for a step"):
+        mp.profile(own, x, y)
 
 
 def test_the_example_runs():

@@ -158,7 +158,13 @@ def test_large_values_have_a_finite_noise():
     assert found.sqnr("bfloat16") == pytest.approx(-10 * np.log10(noise))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize(
+    "jit_compile",
+    [
+        pytest.param(False, id="graph"),
+        pytest.param(True, id="xla", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("only_finite", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_brief_statistics_are_the_first_of_the_full_ones(

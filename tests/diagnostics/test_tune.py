@@ -18,7 +18,9 @@ import tf_mixprec as mp
 from tf_mixprec.diagnostics.data import Data
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.diagnostics.tune import findings
 from tf_mixprec.diagnostics.tune.choice import ranking
+from tf_mixprec.diagnostics.tune.measure import Measure
 from tf_mixprec.diagnostics.tune.scores import ScoringPass
 from tf_mixprec.diagnostics.tune.search import shortest_prefix
 from tf_mixprec.diagnostics.tune.search import without_unneeded
@@ -401,6 +403,60 @@ def test_accuracy_is_the_one_of_compile():
     assert 0 < report.float32_value < 1
 
 
+class Code(keras.Model):
+    """A subclassed model: what it returns is not known before it is called."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.wrap = wrap
+
+    def call(self, x):
+        return self.wrap(self.dense(x))
+
+
+def measured(metric, model, x, y):
+    model(x)
+    batches = [(tf.constant(x), y, None)]
+    subject = Subject(model, "mse")
+    return Measure(subject, metric, "auto", batches, jit_compile=False)
+
+
+def test_accuracy_of_a_subclassed_model():
+    x, y = inputs(), tf.constant(np.arange(192) % 3)
+    model = Code(lambda outputs: outputs)
+    measure = measured("accuracy", model, x, y)
+    assert measure.name == "sparse_categorical_accuracy"
+    assert 0 < measure.value(None) < 1
+    one_hot = tf.one_hot(y, 3)
+    assert measured("acc", model, x, one_hot).name == "categorical_accuracy"
+
+
+@pytest.mark.parametrize(
+    "metric", ["accuracy", "mae", keras.metrics.MeanSquaredError]
+)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(lambda outputs: [outputs, outputs], id="two"),
+        pytest.param(lambda outputs: {"head": outputs}, id="dict"),
+    ],
+)
+def test_a_metric_of_keras_is_for_one_output(metric, wrap):
+    x = inputs(8)
+    model = Code(wrap)
+    y = keras.tree.map_structure(tf.zeros_like, model(x))
+    with pytest.raises(ValueError, match="must be a function from the model"):
+        measured(metric, model, x, y)
+    measured(lambda model: 0.0, model, x, y)
+
+
+def test_a_short_name_needs_targets():
+    model = Code(lambda outputs: outputs)
+    with pytest.raises(ValueError, match="without a target of their own"):
+        measured("accuracy", model, inputs(8), None)
+
+
 @pytest.mark.slow
 def test_a_step_and_a_data_set():
     model = weak_models.planted("float16")
@@ -413,6 +469,18 @@ def test_a_step_and_a_data_set():
     assert report.examples == 160
 
 
+@pytest.mark.parametrize(
+    ("increase", "text"),
+    [
+        (0.0, "the same as in float32"),
+        (0.012, "1.2 % worse than in float32"),
+        (-0.00012, "0.012 % better than in float32"),
+    ],
+)
+def test_better_is_not_called_worse(increase, text):
+    assert findings.than_in_float32(increase) == text
+
+
 def test_the_report_shows_all():
     _, report = planted_report("float16")
     text = str(report)
@@ -423,6 +491,15 @@ def test_the_report_shows_all():
     assert rules == report.rules
     bars, layers, trials = report.document().blocks
     assert len(bars.labels) == len(layers.rows) == 10
+    # The longest bar is the most harmful layer, and those beyond the budget
+    # are beyond its line.
+    scores = {each.path: each.score for each in report.layers}
+    values = dict(zip(bars.labels, bars.values, strict=True))
+    assert list(bars.values) == sorted(bars.values, reverse=True)
+    assert all(0 <= each <= 34 for each in bars.values)
+    for path, score in scores.items():
+        is_beyond = values[path] > bars.bounds["budget"]
+        assert is_beyond == (score > report.budget)
     assert len(trials.rows) == report.builds
 
 

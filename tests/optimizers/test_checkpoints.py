@@ -96,9 +96,9 @@ def by_state_tree(model, path):
         by_keras_file,
         by_checkpoint,
         by_checkpoint_before_build,
-        by_set_weights,
-        by_pickle,
-        by_state_tree,
+        pytest.param(by_set_weights, marks=pytest.mark.slow),
+        pytest.param(by_pickle, marks=pytest.mark.slow),
+        pytest.param(by_state_tree, marks=pytest.mark.slow),
     ],
 )
 def test_a_restored_run_goes_on_with_the_same_bits(copied, tmp_path):

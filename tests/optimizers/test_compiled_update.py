@@ -53,7 +53,11 @@ def train(optimizer, call, bad_steps=()):
     [
         *((name, "plain") for name in bare_optimizers.CLASSES),
         *(("Adam", s) for s in bare_optimizers.SETTINGS if s != "plain"),
-        *(("SGD", s) for s in bare_optimizers.SETTINGS if s != "plain"),
+        *(
+            pytest.param("SGD", s, marks=pytest.mark.slow)
+            for s in bare_optimizers.SETTINGS
+            if s != "plain"
+        ),
     ],
 )
 @pytest.mark.parametrize(

@@ -153,12 +153,15 @@ def test_a_bad_micro_batch_is_dropped(strategy_name, jit_compile):
     "settings",
     [
         {},
-        {"clipnorm": 0.5},
-        {"clipvalue": 0.3},
+        pytest.param({"clipnorm": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"clipvalue": 0.3}, marks=pytest.mark.slow),
         {"global_clipnorm": 0.5},
         {"gradient_accumulation_steps": 2},
-        {"use_ema": True, "ema_overwrite_frequency": 2},
-        {"weight_decay": 0.1},
+        pytest.param(
+            {"use_ema": True, "ema_overwrite_frequency": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"weight_decay": 0.1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -193,7 +196,15 @@ def test_replicas_equal_one_with_the_whole_batch(
 
 @strategies.SEVERAL
 @pytest.mark.parametrize(
-    "name", ["Adafactor", "AdamW", "Lamb", "Lion", "Nadam", "RMSprop"]
+    "name",
+    [
+        "Adafactor",
+        pytest.param("AdamW", marks=pytest.mark.slow),
+        "Lamb",
+        pytest.param("Lion", marks=pytest.mark.slow),
+        pytest.param("Nadam", marks=pytest.mark.slow),
+        pytest.param("RMSprop", marks=pytest.mark.slow),
+    ],
 )
 def test_every_kind_of_optimizer(strategy_name, name):
     def make():

@@ -144,3 +144,22 @@ def test_kinds_that_need_more():
     quantized.build((1, 1))
     quantized.quantize("int8")
     assert kind_of(quantized) == "quantized"
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        ("half", "half"),
+        (mp.Policy("mixed_bfloat16"), "mixed_bfloat16"),
+        (keras.DTypePolicy("mixed_float16"), "mixed_float16"),
+        (mp.Policy("float16", output_dtype="float16"), "float16"),
+        (
+            mp.Policy("float16", "float32", "float32"),
+            "params=float32,compute=float16,output=float32",
+        ),
+    ],
+)
+def test_a_policy_is_named_as_it_was_written_or_in_short(policy, text):
+    rules = mp.rules.SAFE.with_policy(policy)
+    assert rules.policy == text
+    assert str(mp.Policy(rules.policy)) == str(mp.Policy(policy))

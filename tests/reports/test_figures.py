@@ -1,5 +1,6 @@
 """Figures, drawn by matplotlib."""
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -56,6 +57,14 @@ def test_bars_have_their_lengths_and_names():
     low, high = axes.get_ylim()
     assert low > high  # the first is on top
     assert axes.get_title() == "bars"
+
+
+def test_of_many_bars_the_smallest_can_be_shown():
+    figure = dataclasses.replace(bars(count=100), keeps_smallest=True)
+    axes = axes_of(figure)
+    assert len(axes.patches) == 40
+    assert axes.patches[-1].get_width() == 39.0
+    assert "larger ones are left out" in axes.get_xlabel()
 
 
 def test_of_many_bars_the_largest_are_shown():

@@ -25,6 +25,21 @@ def check_is_wrapped(name: str, optimizer: Any, because: str) -> None:
         )
 
 
+def check_type(optimizer: Any, because: str) -> None:
+    """Raises unless this is an optimizer of ours, or `None` for the model's.
+
+    Args:
+        optimizer: What a user has given a callback.
+        because: What it is asked for, as the end of a clause.
+    """
+    if optimizer is not None and not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"`optimizer` must be a `mp.LossScaleOptimizer`, because {because}"
+            "; `mp.wrap` makes one. Received: "
+            f"optimizer={optimizer!r}"
+        )
+
+
 def check_can_note(name: str, optimizer: Any) -> None:
     """Raises unless each step of an optimizer can be told from the others.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from tf_mixprec.callbacks.asked_optimizer import check_can_note
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
+from tf_mixprec.callbacks.asked_optimizer import check_type
 from tf_mixprec.callbacks.batches import EveryBatches
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.optimizers.norm_record import CAPACITY
@@ -41,6 +42,7 @@ class ClipMonitor(keras.callbacks.Callback):
             a model that trains with several needs to be told.
 
     Raises:
+        TypeError: If `optimizer` is something else.
         ValueError: At the start of training, if the optimizer is not a
             `mp.LossScaleOptimizer`, has several optimizers or
             `gradient_accumulation_steps` in it, or if Keras does not run on
@@ -57,6 +59,7 @@ class ClipMonitor(keras.callbacks.Callback):
 
     def __init__(self, optimizer: LossScaleOptimizer | None = None):
         super().__init__()
+        check_type(optimizer, "its steps note the norms")
         self._optimizer = optimizer
         # Half of what there is room for: batches of one execution come at once.
         self._batches = EveryBatches(CAPACITY // 2)

@@ -9,6 +9,7 @@ import keras
 
 from tf_mixprec._version import __version__
 from tf_mixprec.policies import hardware
+from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.training import keras_internals
 
 if keras.backend.backend() == "tensorflow":
@@ -50,7 +51,7 @@ def versions() -> dict[str, str]:
 def of_model(model: Any) -> dict[str, Any]:
     """Returns what a compiled model is, in the types of a config."""
     policies = collections.Counter(
-        layer.dtype_policy.name
+        policy_text(layer.dtype_policy)
         for layer in keras_internals.all_layers(model)
         if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
     )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tf_mixprec.callbacks import experiment_facts
+from tf_mixprec.callbacks.arguments import checked_file
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.reports import json_text
 
@@ -40,6 +41,7 @@ class ExperimentLog(keras.callbacks.Callback):
 
     Raises:
         TypeError: If `path` is no path.
+        ValueError: If it is a directory.
 
     Example:
 
@@ -51,12 +53,7 @@ class ExperimentLog(keras.callbacks.Callback):
 
     def __init__(self, path: str | pathlib.Path):
         super().__init__()
-        if not isinstance(path, (str, pathlib.PurePath)):
-            raise TypeError(
-                "`path` must be a string or a path, because lines are appended "
-                f"to a file. Received: path={path!r}"
-            )
-        self._path = pathlib.Path(path)
+        self._path = checked_file("path", path)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._skipped_before = self._skipped_steps()

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
+from tf_mixprec.callbacks.asked_optimizer import check_type
 from tf_mixprec.optimizers import LossScaleOptimizer
 
 
@@ -35,6 +36,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             a model that trains with several needs to be told.
 
     Raises:
+        TypeError: If `optimizer` is something else.
         ValueError: At the start of training, if the optimizer is not a
             `mp.LossScaleOptimizer`.
 
@@ -48,6 +50,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def __init__(self, optimizer: LossScaleOptimizer | None = None):
         super().__init__()
+        check_type(optimizer, "its scale and steps are logged")
         self._optimizer = optimizer
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -6,6 +6,8 @@ import pathlib
 import warnings
 from typing import Any
 
+from tf_mixprec.callbacks.arguments import check_flag
+from tf_mixprec.callbacks.arguments import checked_directory
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.callbacks.budget import Budget
@@ -85,15 +87,18 @@ class NumericsMonitor(SecondLook):
         self,
         every: int = 100,
         replay: bool = True,
-        report_dir: str | None = None,
+        report_dir: str | pathlib.Path | None = None,
         max_overhead: float | None = 0.03,
     ):
         super().__init__()
         check_steps("every", every)
+        check_flag("replay", replay, "it chooses whether steps are made again")
         check_overhead(max_overhead)
         self._every = every
         self._replay = replay
-        self._report_dir = None if report_dir is None else str(report_dir)
+        self._report_dir: pathlib.Path | None = None
+        if report_dir is not None:
+            self._report_dir = checked_directory("report_dir", report_dir)
         self._max_overhead = max_overhead
         self._begin()
 
@@ -235,7 +240,7 @@ class NumericsMonitor(SecondLook):
 
     def _tell(self, event: NumericsEvent) -> None:
         if self._report_dir is not None:
-            directory = pathlib.Path(self._report_dir)
+            directory = self._report_dir
             directory.mkdir(parents=True, exist_ok=True)
             for suffix in ("html", "json"):
                 event.save(directory / f"step-{event.step:07d}.{suffix}")

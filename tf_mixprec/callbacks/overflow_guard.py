@@ -8,6 +8,7 @@ import keras
 
 from tf_mixprec.callbacks.asked_optimizer import build_if_possible
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
+from tf_mixprec.callbacks.asked_optimizer import check_type
 from tf_mixprec.callbacks.batches import EveryBatches
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.errors import LossScaleWarning
@@ -109,7 +110,7 @@ class OverflowGuard(keras.callbacks.Callback):
         check_steps("patience", patience)
         check_steps("floor_patience", floor_patience)
         _check_action(action)
-        _check_type(optimizer)
+        check_type(optimizer, "it counts skipped steps")
         self._patience = patience
         self._floor_patience = floor_patience
         self._action = action
@@ -238,16 +239,6 @@ def _check_action(action: Any) -> None:
         raise ValueError(
             "`action` must be 'warn', 'stop' or 'raise', because it names what "
             f"is done. Received: action={action!r}"
-        )
-
-
-def _check_type(optimizer: Any) -> None:
-    """Raises unless this is a `mp.LossScaleOptimizer`, or `None`."""
-    if optimizer is not None and not isinstance(optimizer, LossScaleOptimizer):
-        raise TypeError(
-            "`optimizer` must be a `mp.LossScaleOptimizer`, because it counts "
-            "skipped steps; `mp.wrap` makes one. Received: "
-            f"optimizer={optimizer!r}"
         )
 
 

@@ -10,13 +10,17 @@ from typing import Any
 
 import keras
 
+from tf_mixprec.callbacks.arguments import checked_patterns
 from tf_mixprec.callbacks.asked_optimizer import build_if_possible
 from tf_mixprec.callbacks.asked_optimizer import check_can_note
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
+from tf_mixprec.callbacks.asked_optimizer import check_type
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.callbacks.sampled_steps import SampledSteps
 from tf_mixprec.callbacks.update_statistics import UpdateMeter
 from tf_mixprec.errors import DeadUpdateWarning
+from tf_mixprec.numerics.casting import dtype_name
+from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.optimizers import LossScaleOptimizer
 from tf_mixprec.optimizers import MasterWeightOptimizer
 from tf_mixprec.training import keras_internals
@@ -121,8 +125,9 @@ class UpdateMonitor(keras.callbacks.Callback):
         check_steps("every", every)
         check_steps("patience", patience)
         _check_threshold(threshold)
+        check_type(optimizer, "its steps note gradients")
         self._every = every
-        self._patterns = _checked_patterns(layers)
+        self._patterns = checked_patterns("layers", layers)
         self._threshold = threshold
         self._patience = patience
         self._optimizer = optimizer
@@ -229,6 +234,17 @@ class UpdateMonitor(keras.callbacks.Callback):
             re.fullmatch(pattern, layer) for pattern in self._patterns
         )
 
+    def _narrow_layers(self) -> set[str]:
+        """Returns the layers with 16-bit weights that have no masters."""
+        inner = self._asked().inner_optimizer
+        if isinstance(inner, MasterWeightOptimizer):
+            return set()
+        return {
+            layer
+            for layer, variable in self._watched
+            if has_16_bits(dtype_name(variable))
+        }
+
     def _records_of(self, step: int, table: Any) -> list[UpdateRecord]:
         """Returns records of the variables that have had a gradient."""
         return [
@@ -267,7 +283,7 @@ class UpdateMonitor(keras.callbacks.Callback):
         if shares and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                _message(shares, self._patience),
+                _message(shares, self._patience, self._narrow_layers()),
                 DeadUpdateWarning,
                 stacklevel=2,
             )
@@ -289,16 +305,29 @@ def _dead_by_layer(records: Sequence[UpdateRecord]) -> dict[str, float]:
     return {layer: dead[layer] / elements[layer] for layer in elements}
 
 
-def _message(shares: dict[str, float], patience: int) -> str:
+def _message(
+    shares: dict[str, float], patience: int, narrow_layers: set[str]
+) -> str:
     """Returns what is lost, where, and what to do."""
+    remedies = []
+    if narrow_layers & shares.keys():
+        remedies.append(
+            "keep 16-bit weights with float32 masters (`mp.wrap` does unless "
+            "`master_weights=False`) or in float32 by a policy such as "
+            "`mixed_bfloat16`"
+        )
+    wide = [layer for layer in shares if layer not in narrow_layers]
+    if wide:
+        remedies.append(
+            "raise the learning rate of what is updated in float32 already "
+            f"({', '.join(wide)}), or freeze it"
+        )
     worst = sorted(shares.items(), key=lambda item: -item[1])
     named = ", ".join(f"{layer} ({share:.0%})" for layer, share in worst)
     return (
         f"Updates change nothing, in {patience} samples in a row: {named}. "
-        "They are below half an ulp of the weights. What to do: keep 16-bit "
-        "weights with float32 masters (`mp.wrap` does unless "
-        "`master_weights=False`) or in a policy such as `mixed_bfloat16`; in "
-        "float32, raise the learning rate of these layers, or freeze them."
+        "They are below half an ulp of the weights. What to do: "
+        f"{'; '.join(remedies)}."
     )
 
 
@@ -309,22 +338,6 @@ def _innermost_layers(model: keras.Model) -> dict[int, str]:
         for layer in keras_internals.all_layers(model)  # outer ones first
         for variable in layer.trainable_variables
     }
-
-
-def _checked_patterns(layers: Any) -> list[str] | None:
-    """Returns regular expressions as a list, or `None` for all layers."""
-    if layers is None:
-        return None
-    patterns = [layers] if isinstance(layers, str) else layers
-    if not isinstance(patterns, Sequence) or not all(
-        isinstance(each, str) for each in patterns
-    ):
-        raise TypeError(
-            "`layers` must be None, a regular expression or a list of these, "
-            "because paths of layers are matched. Received: "
-            f"layers={layers!r}"
-        )
-    return list(patterns)
 
 
 def _check_threshold(threshold: Any) -> None:

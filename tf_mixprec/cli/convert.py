@@ -6,9 +6,8 @@ import re
 import sys
 from typing import Any
 
-import keras
-
 import tf_mixprec as mp
+from tf_mixprec.cli import reporting
 
 
 def add_parser(subcommands: Any) -> None:
@@ -24,6 +23,7 @@ def add_parser(subcommands: Any) -> None:
     )
     parser.add_argument("source", metavar="IN.keras", type=pathlib.Path)
     parser.add_argument("target", metavar="OUT.keras", type=pathlib.Path)
+    reporting.add_loading_arguments(parser)
     parser.add_argument(
         "--policy",
         default="auto",
@@ -49,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Converts and returns the exit status."""
     try:
         rules = _rules(arguments)
-        model = keras.saving.load_model(arguments.source, compile=False)
+        model = reporting.load_uncompiled(arguments.source, arguments)
         model, report = mp.convert(model, rules, return_report=True)
         model.save(arguments.target)
-    except (OSError, ValueError, TypeError, re.error) as error:
+    except (ImportError, OSError, ValueError, TypeError, re.error) as error:
         print(f"tf-mixprec convert: {error}", file=sys.stderr)
         return 1
     print(report)

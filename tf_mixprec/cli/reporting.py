@@ -34,6 +34,24 @@ def add_model_arguments(
             help="arrays x and y; of several inputs x/0, x/1 or x/name, and "
             "of outputs likewise",
         )
+    add_loading_arguments(parser)
+    parser.add_argument(
+        "--save",
+        metavar="FILE",
+        type=_report_path,
+        action="append",
+        default=[],
+        help=f"write the report as {', '.join(SUFFIXES)}; can be given several "
+        "times",
+    )
+
+
+def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what Keras must know to load a model.
+
+    Args:
+        parser: The parser of the subcommand.
+    """
     parser.add_argument(
         "--import",
         dest="imports",
@@ -43,13 +61,9 @@ def add_model_arguments(
         help="a module with classes of the model; can be given several times",
     )
     parser.add_argument(
-        "--save",
-        metavar="FILE",
-        type=_report_path,
-        action="append",
-        default=[],
-        help=f"write the report as {', '.join(SUFFIXES)}; can be given several "
-        "times",
+        "--unsafe",
+        action="store_true",
+        help="load a file with Lambda layers, whose code is run",
     )
 
 
@@ -101,29 +115,61 @@ def load_model(arguments: argparse.Namespace) -> keras.Model:
         OSError: If the file is not there.
         ValueError: If it has no model that can be made.
     """
-    if arguments.imports:
+    path = arguments.model
+    try:
+        return _loaded(path, arguments, compile=True)
+    except (TypeError, ValueError) as error:
+        try:  # only its loss or optimizer may not be known
+            return _loaded(path, arguments, compile=False)
+        except (TypeError, ValueError):
+            raise _refused(path, error) from error
+
+
+def load_uncompiled(
+    path: pathlib.Path, arguments: argparse.Namespace
+) -> keras.Model:
+    """Returns the model of a file, without its optimizer.
+
+    Args:
+        path: The file.
+        arguments: Those of `add_loading_arguments`.
+
+    Raises:
+        ImportError: If a module is not there.
+        OSError: If the file is not there.
+        ValueError: If it has no model that can be made.
+    """
+    try:
+        return _loaded(path, arguments, compile=False)
+    except (TypeError, ValueError) as error:
+        raise _refused(path, error) from error
+
+
+def _loaded(
+    path: pathlib.Path, arguments: argparse.Namespace, *, compile: bool
+) -> keras.Model:
+    if arguments.imports and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     for name in arguments.imports:
         importlib.import_module(name)
-    path = arguments.model
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
-    try:
-        return keras.saving.load_model(path)
-    except (TypeError, ValueError) as error:
-        return _without_compiling(path, error)
+    return keras.saving.load_model(
+        path, compile=compile, safe_mode=not arguments.unsafe
+    )
 
 
-def _without_compiling(path: pathlib.Path, error: Exception) -> keras.Model:
-    """Returns the model where only its loss or optimizer is not known."""
-    try:
-        return keras.saving.load_model(path, compile=False)
-    except (TypeError, ValueError):
-        (line, *_) = str(error).strip().splitlines() or [""]
-        raise ValueError(
-            f"{path} must be a model that Keras can load; classes of your own "
-            f"need `--import MODULE`. Keras says: {line}"
-        ) from error
+def _refused(path: pathlib.Path, error: Exception) -> ValueError:
+    """Returns why a model cannot be loaded, and what can be done."""
+    (line, *_) = str(error).strip().splitlines() or [""]
+    remedy = "classes of your own need `--import MODULE`"
+    if "safe_mode" in line:  # the Python argument is none of the command
+        remedy = "if you trust the file, give `--unsafe`, and its code is run"
+        line = line.partition(" If you trust")[0]
+    return ValueError(
+        f"{path} must be a model that Keras can load; {remedy}. Keras says: "
+        f"{line}"
+    )
 
 
 def load_data(arguments: argparse.Namespace) -> tuple[Any, Any]:

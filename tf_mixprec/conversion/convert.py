@@ -24,6 +24,7 @@ from tf_mixprec.policies import rules as rule_sets
 from tf_mixprec.policies.notation import float_dtype
 from tf_mixprec.policies.policy import Policy
 from tf_mixprec.policies.policy import keras_policy
+from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.policies.precision_rules import PrecisionRules
 from tf_mixprec.policies.recommendation import Recommendation
 from tf_mixprec.policies.recommendation import recommended_policy
@@ -102,7 +103,7 @@ def convert(
     if not return_report:
         return new
     report = ConversionReport(
-        policy=str(target),
+        policy=policy_text(target),
         reason=reason,
         layers=tuple(_entries(plan, layers)),
         in_place=in_place,
@@ -211,7 +212,7 @@ def _entries(
             path=decision.path,
             layer_class=_class_text(type(new)),
             kind=decision.kind,
-            policy=_policy_text(new.dtype_policy),
+            policy=policy_text(new.dtype_policy),
             rule=rules[0] if rules else "",
             other_rules=tuple(rules[1:]),
         )
@@ -221,7 +222,3 @@ def _class_text(layer_class: type) -> str:
     """Returns the name, with `mp.layers.` where it tells ours from Keras's."""
     prefix = "mp.layers." if layer_class in TWINS.values() else ""
     return prefix + layer_class.__name__
-
-
-def _policy_text(policy: keras.DTypePolicy) -> str:
-    return str(policy) if isinstance(policy, Policy) else policy.name

@@ -64,7 +64,9 @@ def compare(
         loss: As in `model.compile`. Defaults to what the model is compiled
             with.
         loss_scale: What the loss is multiplied with. Defaults to the present
-            scale of the optimizer, and to `2.0**15` without one.
+            scale of the optimizer, and to `2.0**15` without one. Where that
+            scale is at its minimum, as in a run that is stuck, to the one it
+            began with: the gradients of all layers would be lost.
         batch_size: Int: how many examples the step has. Defaults to 32.
         jit_compile: Whether XLA compiles the steps. Defaults to what the model
             is compiled with.
@@ -103,8 +105,11 @@ def compare(
     for policy in chosen:
         if policy is not None:
             as_rules(policy)
+    stuck_scale = None
     if loss_scale is None and subject.optimizer is None:
         loss_scale = _SCALE
+    elif loss_scale is None and subject.initial_scale is not None:
+        loss_scale, stuck_scale = subject.initial_scale, subject.loss_scale
     scale = subject.checked_scale(loss_scale)
     if jit_compile is None:
         jit_compile = subject.jit_compile
@@ -122,6 +127,7 @@ def compare(
         model=subject.model.name,
         float32_loss=wide,
         loss_scale=scale,
+        stuck_scale=stuck_scale,
         policies=tuple(compared),
     )
 

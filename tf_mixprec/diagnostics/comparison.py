@@ -78,12 +78,15 @@ class Comparison(Report):
         float32_loss: The loss in float32.
         loss_scale: The loss scale of all steps.
         policies: One entry for each policy.
+        stuck_scale: The scale of the optimizer where it is at its minimum and
+            its initial one is taken; `None` where it is not.
     """
 
     model: str
     float32_loss: float
     loss_scale: float
     policies: tuple[ComparedPolicy, ...]
+    stuck_scale: float | None = None
 
     def document(self) -> Document:
         """Returns verdict, findings, tables and figures."""
@@ -93,10 +96,19 @@ class Comparison(Report):
             findings=self.findings,
             facts={
                 "loss in float32": self.float32_loss,
-                "loss scale": self.loss_scale,
+                "loss scale": self._scale_text,
                 **{f"loss, {e.policy}": e.loss for e in self.policies},
             },
             blocks=tuple(self._blocks()),
+        )
+
+    @property
+    def _scale_text(self) -> float | str:
+        if self.stuck_scale is None:
+            return self.loss_scale
+        return (
+            f"{self.loss_scale:g}, the initial one; the present one, "
+            f"{self.stuck_scale:g}, is at its minimum"
         )
 
     def _blocks(self) -> Iterator[Block]:

@@ -5,7 +5,6 @@ Both passes are in one graph, so that no tensor has to leave the device.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -15,6 +14,9 @@ import keras
 
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
+from tf_mixprec.diagnostics.covered_calls import Call
+from tf_mixprec.diagnostics.covered_calls import covered_calls
+from tf_mixprec.diagnostics.covered_calls import same_value
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
@@ -31,9 +33,6 @@ from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.diagnostics.without_randomness import without_randomness
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.numerics.casting import has_16_bits
-from tf_mixprec.optimizers import tracing
-from tf_mixprec.training import keras_internals
-from tf_mixprec.training.instance_methods import covered
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -193,14 +192,11 @@ def _outputs_kept(
 ) -> Iterator[list[tuple[dict[str, str], Tensor]]]:
     """Gives a list of what layers return, filled while they are called."""
     outputs: list[tuple[dict[str, str], Tensor]] = []
-    graph = tracing.current_graph()
-    by_layer = {id(each.layer): each for each in layers}
 
     def keep(tapped: TappedLayer, value: Any) -> Any:
         if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
             return value
-        kept = tf.identity(value)
-        keras_internals.copy_mask(value, kept)
+        kept = same_value(value)
         of = {
             "layer": tapped.path,
             "layer_class": type(tapped.layer).__name__,
@@ -210,21 +206,15 @@ def _outputs_kept(
         outputs.append((of, kept))
         return kept
 
-    def cover(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        tapped = by_layer[id(layer)]
+    def kept_call(
+        tapped: TappedLayer, call: Call, args: Any, kwargs: Any
+    ) -> Any:
+        results = call(*args, **kwargs)
+        if tapped.passes_on:
+            return results
+        return tf.nest.map_structure(functools.partial(keep, tapped), results)
 
-        @functools.wraps(call)
-        def kept_call(*args: Any, **kwargs: Any) -> Any:
-            results = call(*args, **kwargs)
-            if tapped.passes_on or tracing.current_graph() is not graph:
-                return results
-            return tf.nest.map_structure(
-                functools.partial(keep, tapped), results
-            )
-
-        return kept_call
-
-    with covered([each.layer for each in layers], "call", cover):
+    with covered_calls(layers, kept_call):
         yield outputs
 
 

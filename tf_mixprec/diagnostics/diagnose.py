@@ -37,6 +37,7 @@ from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.updates import UpdateOfVariable
 from tf_mixprec.diagnostics.updates import updates_of
 from tf_mixprec.diagnostics.without_randomness import without_randomness
+from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.reports import Finding
 from tf_mixprec.reports import ranked
 from tf_mixprec.training import keras_internals
@@ -78,7 +79,8 @@ def diagnose(
         policy: A policy or `mp.PrecisionRules`, as for `mp.convert`: what would
             be if the model had it. Defaults to what the layers have.
         loss_scale: What the loss is multiplied with. Defaults to the present
-            scale of the optimizer.
+            scale of the optimizer, at its minimum too: this is the scale that
+            is judged, and the window has the others.
         batch_size: Int: how many examples the step has. Defaults to 32.
         jit_compile: Whether XLA compiles the steps. Defaults to what the model
             is compiled with.
@@ -180,7 +182,9 @@ class _Examination:
                 *of_tensors,
                 # Of what is zero anyway no scale saves the gradients.
                 *(() if has_vanished else self._of_window(window)),
-                *judgement.of_updates(updates),
+                *judgement.of_updates(
+                    [] if subject.rounds_stochastically else updates
+                ),
             ]
         )
         return Diagnosis(
@@ -228,7 +232,7 @@ class _Examination:
         with in_precision(model, self._policy):
             return dict(
                 Counter(
-                    layer.dtype_policy.name
+                    policy_text(layer.dtype_policy)
                     for layer in keras_internals.all_layers(model)
                     if not isinstance(
                         layer, (keras.Model, keras.layers.InputLayer)

@@ -204,6 +204,7 @@ def _bars(title: str, tensors: Sequence[TensorDiagnosis]) -> Bars:
         label="bits between the largest magnitude and overflow",
         labels=tuple(each.name for each in tensors),
         values=tuple(h if math.isfinite(h) else None for h in headrooms),
+        keeps_smallest=True,
     )
 
 

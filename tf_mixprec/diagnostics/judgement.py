@@ -247,10 +247,20 @@ def of_updates(updates: Sequence[UpdateOfVariable]) -> Iterator[Finding]:
     """Yields what is wrong with the updates of an optimizer.
 
     Args:
-        updates: Of the variables.
+        updates: Of the variables; what is rounded stochastically left out, of
+            which nothing is lost on average.
     """
     for each in updates:
         if each.dead > MOST_DEAD and each.elements >= FEW:
+            remedy = (
+                "Raise the learning rate, or freeze the layer: it is kept in "
+                f"{each.dtype} already, so masters would not help."
+            )
+            if has_16_bits(each.dtype):
+                remedy = (
+                    "Keep a float32 master of it, as mp.wrap does, or the "
+                    "variable in float32, as mixed policies do."
+                )
             yield Finding(
                 level=WARNING,
                 code="dead-updates",
@@ -260,8 +270,6 @@ def of_updates(updates: Sequence[UpdateOfVariable]) -> Iterator[Finding]:
                 why="They are below half an ulp of the weight in "
                 f"{each.dtype}; the median update is {each.median_ratio:.2g} "
                 "of the weight.",
-                remedy="Keep float32 masters (mp.wrap does, for 16-bit "
-                "variables), or float32 variables as under mixed policies; if "
-                "these are float32, raise the learning rate.",
+                remedy=remedy,
                 value=each.dead,
             )

@@ -10,6 +10,7 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.taps import Taps
 from tf_mixprec.numerics.casting import widened
 from tf_mixprec.optimizers import LossScaleOptimizer
+from tf_mixprec.optimizers import MasterWeightOptimizer
 from tf_mixprec.training import TrainStep
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training import model_autocast
@@ -40,7 +41,7 @@ class Subject:
 
     def __init__(self, model: Any, loss: Any = None):
         self._step = model if isinstance(model, TrainStep) else None
-        self.model = model.model if self._step else model
+        self.model = model_behind(model)
         _check_model(self.model)
         is_compiled = self.model.compiled
         if loss is None and not is_compiled:
@@ -156,11 +157,39 @@ class Subject:
         ) and getattr(self.optimizer, "skip_nonfinite", True)
 
     @property
+    def rounds_stochastically(self) -> bool:
+        """Whether weights have no masters, and updates are not lost so."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        return isinstance(inner, MasterWeightOptimizer) and (
+            inner.storage is None
+        )
+
+    @property
+    def initial_scale(self) -> float | None:
+        """Where a dynamic scale that is at its minimum began; else `None`.
+
+        In a run that is stuck the scale falls to there, and gradients vanish.
+        """
+        if not self.has_dynamic_scale:
+            return None
+        optimizer: Any = self.optimizer
+        # That of Keras falls until float32 ends.
+        minimum = getattr(optimizer, "min_scale", 2.0**-126)
+        initial = float(optimizer.initial_scale)
+        is_stuck = self.loss_scale <= minimum < initial
+        return initial if is_stuck else None
+
+    @property
     def has_dynamic_scale(self) -> bool:
         """Whether the loss scale finds its value by itself."""
         if isinstance(self.optimizer, LossScaleOptimizer):
             return self.optimizer.dynamic
         return self.scales_safely
+
+
+def model_behind(model: Any) -> Any:
+    """Returns the model of a `mp.TrainStep`, and all else as it is."""
+    return model.model if isinstance(model, TrainStep) else model
 
 
 def _building_nothing(optimizer: Any, build: Any) -> Any:

@@ -8,26 +8,23 @@ side effects or calls of the host.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics import tensor_statistics
+from tf_mixprec.diagnostics.covered_calls import Call
+from tf_mixprec.diagnostics.covered_calls import covered_calls
 from tf_mixprec.diagnostics.tapped_layers import TappedLayer
 from tf_mixprec.diagnostics.trained_part import TrainedPart
 from tf_mixprec.numerics.casting import dtype_name
-from tf_mixprec.optimizers import tracing
 from tf_mixprec.training import keras_internals
-from tf_mixprec.training.instance_methods import cover_method
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -109,7 +106,6 @@ class Taps:
         self._layers = layers
         self._trained = TrainedPart(trained)
         self._tape = tape
-        self._graph = tracing.current_graph()
         self._full = full
         self._roles = (OUTPUT,) if only_outputs else (INPUT, OUTPUT)
         self._seen: Counter[str] = Counter()
@@ -117,14 +113,9 @@ class Taps:
         self._order = itertools.count()
         self.calls: list[TappedCall] = []
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> AbstractContextManager[None]:
         """Looks at all calls in a block."""
-        with ExitStack() as stack:
-            for each in self._layers:
-                cover = functools.partial(self._covered, each)
-                stack.callback(cover_method(each.layer, "call", cover))
-            yield
+        return covered_calls(self._layers, self._tapped_call)
 
     def loss_inputs(self, predictions: Any) -> Any:
         """Returns predictions, looked at as what the loss is given."""
@@ -145,26 +136,19 @@ class Taps:
         taps = [tap for call in self.calls for tap in call.taps]
         return [tap.zeros for tap in taps if tap.zeros is not None]
 
-    def _covered(
-        self, tapped: TappedLayer, call: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def tapped_call(*args: Any, **kwargs: Any) -> Any:
-            # In the body of a loop, what is counted could not come out.
-            if tracing.current_graph() is not self._graph:
-                return call(*args, **kwargs)
-            record = self._begin(tapped)
-            args, kwargs = self._tapped((args, kwargs), record, INPUT)
-            if tapped.passes_on:
-                self.calls.append(record)
-                return call(*args, **kwargs)
-            self._around.append(tapped.path)
-            outputs = self._tapped(call(*args, **kwargs), record, OUTPUT)
-            self._around.pop()
+    def _tapped_call(
+        self, tapped: TappedLayer, call: Call, args: Any, kwargs: Any
+    ) -> Any:
+        record = self._begin(tapped)
+        args, kwargs = self._tapped((args, kwargs), record, INPUT)
+        if tapped.passes_on:
             self.calls.append(record)
-            return outputs
-
-        return tapped_call
+            return call(*args, **kwargs)
+        self._around.append(tapped.path)
+        outputs = self._tapped(call(*args, **kwargs), record, OUTPUT)
+        self._around.pop()
+        self.calls.append(record)
+        return outputs
 
     def _begin(self, tapped: TappedLayer) -> TappedCall:
         occurrence = self._seen[tapped.path]

@@ -125,4 +125,22 @@ def keras_policy(policy: Policy) -> keras.DTypePolicy:
     return policy
 
 
+def policy_text(policy: keras.DTypePolicy) -> str:
+    """Returns a policy as a string: the name that Keras has, if it says all.
+
+    Args:
+        policy: The policy.
+
+    Example:
+
+    >>> policy_text(Policy("float16", "float32"))
+    'mixed_float16'
+    >>> policy_text(Policy("float16", "float32", "float32"))
+    'params=float32,compute=float16,output=float32'
+    """
+    if isinstance(policy, Policy):
+        policy = keras_policy(policy)
+    return str(policy) if isinstance(policy, Policy) else policy.name
+
+
 output_dtypes.keep_policies(Policy)

@@ -10,6 +10,7 @@ import keras
 
 from tf_mixprec.policies.kinds import KINDS
 from tf_mixprec.policies.policy import Policy
+from tf_mixprec.policies.policy import policy_text
 
 # What a rule may say in the place of a policy.
 TARGET = "target"
@@ -112,7 +113,7 @@ def _text_of(policy: Any, words: tuple[str, ...]) -> str:
     if policy in words:
         return policy
     parsed = Policy(policy)
-    return policy if isinstance(policy, str) else str(parsed)
+    return policy if isinstance(policy, str) else policy_text(parsed)
 
 
 def _class_names(layer_class: type) -> set[str]:

@@ -93,6 +93,8 @@ class Bars:
         labels: A name for each bar.
         values: Its length; `None` for no bar.
         bounds: By name, values with a vertical line.
+        keeps_smallest: Whether of too many bars the smallest are drawn, and
+            not the largest.
     """
 
     title: str
@@ -100,6 +102,7 @@ class Bars:
     labels: tuple[str, ...]
     values: tuple[float | None, ...]
     bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    keeps_smallest: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,8 @@ def _(figure: Lines, axes: Any) -> None:
 @draw.register
 def _(figure: Bars, axes: Any) -> None:
     values = _finite(figure.values)
-    shown = _largest(values, _MOST_BARS)
+    sizes = -values if figure.keeps_smallest else np.abs(values)
+    shown = _largest(sizes, _MOST_BARS)
     places = np.arange(len(shown))
     axes.barh(places, values[shown], color=_COLORS[0], height=0.7)
     labels = [plain(figure.labels[index], _MOST_LETTERS) for index in shown]
@@ -106,8 +107,9 @@ def _(figure: Bars, axes: Any) -> None:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     _mark(axes, figure.bounds, {})
     left_out = len(values) - len(shown)
+    others = "larger" if figure.keeps_smallest else "smaller"
     label = figure.label + (
-        f"; {left_out} smaller ones are left out" if left_out else ""
+        f"; {left_out} {others} ones are left out" if left_out else ""
     )
     _name(axes, label, "")
     axes.xaxis.set_major_formatter(_short_number)
@@ -287,6 +289,6 @@ def _finite(values: Sequence[float | None]) -> Any:
 
 
 def _largest(values: Any, most: int) -> Any:
-    """Returns the indices of the largest, in their order."""
-    order = np.argsort(-np.nan_to_num(np.abs(values)), kind="stable")
+    """Returns the indices of the largest, in their order; nan is the least."""
+    order = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
     return np.sort(order[:most])

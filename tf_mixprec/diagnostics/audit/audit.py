@@ -19,6 +19,7 @@ from tf_mixprec.diagnostics.audit.facts import check_is_built
 from tf_mixprec.diagnostics.audit.facts import facts_of
 from tf_mixprec.diagnostics.audit.layers import AuditedLayer
 from tf_mixprec.diagnostics.audit.layers import counted
+from tf_mixprec.diagnostics.subject import model_behind
 from tf_mixprec.errors import ConversionWarning
 from tf_mixprec.reports import ERROR
 from tf_mixprec.reports import INFO
@@ -27,6 +28,7 @@ from tf_mixprec.reports import Document
 from tf_mixprec.reports import Finding
 from tf_mixprec.reports import Report
 from tf_mixprec.reports import ranked
+from tf_mixprec.training import TrainStep
 from tf_mixprec.training import model_autocast
 
 
@@ -101,16 +103,21 @@ class Audit(Report):
 
 
 def audit(
-    model: keras.Model, *, policy: Any = None, batch_size: int = 32
+    model: keras.Model | TrainStep,
+    *,
+    policy: Any = None,
+    batch_size: int = 32,
 ) -> Audit:
     """Returns what is wrong with the precision of a model, and what it costs.
 
-    Nothing is computed, and the model is not changed: it is called once on
-    symbols. What needs data, `mp.diagnose` looks at.
+    The model is not changed, and not run: it is called once on symbols, and
+    the values of its variables are read. What needs data, `mp.diagnose` looks
+    at.
 
     ```text
     numbers    softmax, outputs, losses and long sums in 16 bits; constants and
-               weights that are 0 or inf there
+               weights that are 0 or inf there; weights and moving statistics
+               that are inf or nan already
     training   no loss scale for float16, no masters for 16-bit variables
     speed      casts that need not be, sizes that tensor cores do not like,
                policies that the device gains nothing from
@@ -118,7 +125,7 @@ def audit(
 
     Args:
         model: A `keras.Model` that is built, compiled or not: functional,
-            `Sequential` or subclassed.
+            `Sequential` or subclassed; or the `mp.TrainStep` that trains it.
         policy: A policy or `mp.PrecisionRules`: the audit is then of
             `mp.convert(model, policy)`, which is not compiled. Defaults to
             `None`, for the model as it is.
@@ -128,7 +135,7 @@ def audit(
         An `Audit`. Printed, it is a text; `save("audit.html")` writes a page.
 
     Raises:
-        TypeError: If `model` is no Keras model.
+        TypeError: If `model` is neither.
         ValueError: If the model is not built, if `batch_size` is not at least
             1, or if the model has no copy with another `policy`.
 
@@ -146,6 +153,7 @@ def audit(
     >>> mp.audit(mp.convert(model, "mixed_float16")).has_errors
     False
     """
+    model = model_behind(model)
     _check_arguments(model, batch_size)
     if policy is not None:
         model = _converted(model, policy)
@@ -175,8 +183,8 @@ def audit(
 def _check_arguments(model: Any, batch_size: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
-            "`model` must be a `keras.Model`, because its layers are looked "
-            f"at. Received: model={model!r}"
+            "`model` must be a `keras.Model` or a `mp.TrainStep`, because its "
+            f"layers are looked at. Received: model={model!r}"
         )
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(

@@ -115,14 +115,15 @@ def check_is_built(model: Any) -> None:
     unbuilt = [
         each.path
         for each in layers_of(model)
-        if not getattr(each.layer, "built", True)
+        if each.path and not getattr(each.layer, "built", True)
     ]
     if not model.built or (unbuilt and not model.weights):
+        more = f" and {len(unbuilt) - 5} more" if unbuilt[5:] else ""
+        named = f": {', '.join(unbuilt[:5])}{more}" if unbuilt else ""
         raise ValueError(
             "`model` must be built, because layers have their shapes and "
             "variables only then; call it on a batch, or start it with a "
-            f"`keras.Input`. Received: {model.name!r}, of which these layers "
-            f"are not built: {', '.join(unbuilt[:5]) or model.name}"
+            f"`keras.Input`. Received: {model.name!r}, not built{named}"
         )
 
 

@@ -14,8 +14,7 @@ from tf_mixprec.layers.float32_inside import PolicyOutside
 from tf_mixprec.layers.twins import TWINS
 from tf_mixprec.numerics.casting import has_16_bits
 from tf_mixprec.policies import kinds
-from tf_mixprec.policies.policy import Policy
-from tf_mixprec.policies.policy import keras_policy
+from tf_mixprec.policies.policy import policy_text
 
 MODEL_PATH = "(model)"  # what operations of the model's own code are listed as
 
@@ -105,7 +104,7 @@ def _row(each: TappedLayer, variables: list[Any]) -> AuditedLayer:
         path=shown_path(each.path),
         layer_class=_class_text(type(layer)),
         kind=kinds.kind_of(layer) if is_layer else "operation",
-        policy=_policy_text(layer.dtype_policy) if is_layer else "",
+        policy=policy_text(layer.dtype_policy) if is_layer else "",
         compute_dtype=each.compute_dtype,
         variable_dtype=", ".join(sorted(dtypes)),
         parameters=sum(_count(v) for v in variables),
@@ -187,9 +186,3 @@ def is_narrow(layer: Any) -> bool:
 def _class_text(layer_class: type) -> str:
     prefix = "mp.layers." if layer_class in TWINS.values() else ""
     return prefix + layer_class.__name__
-
-
-def _policy_text(policy: Any) -> str:
-    if isinstance(policy, Policy):
-        policy = keras_policy(policy)  # a short name, if it says all
-    return str(policy) if isinstance(policy, Policy) else policy.name

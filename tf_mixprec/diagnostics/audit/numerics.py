@@ -1,17 +1,14 @@
 """What an audit finds wrong with numbers: sums, softmax, constants, ends."""
 
 from collections.abc import Iterator
-from typing import Any
 
-import keras
 import ml_dtypes
-import numpy as np
 
 from tf_mixprec.diagnostics.audit import constants
+from tf_mixprec.diagnostics.audit import weights
 from tf_mixprec.diagnostics.audit.facts import ModelFacts
 from tf_mixprec.diagnostics.audit.layers import counted
 from tf_mixprec.diagnostics.audit.layers import is_narrow
-from tf_mixprec.diagnostics.audit.layers import own_variables
 from tf_mixprec.diagnostics.audit.layers import shown_path
 from tf_mixprec.diagnostics.audit.ops import Sum
 from tf_mixprec.numerics.casting import has_16_bits
@@ -37,7 +34,7 @@ def findings(facts: ModelFacts) -> Iterator[Finding]:
     yield from _sums(facts)
     yield from _deep_products(facts)
     yield from constants.findings(facts)
-    yield from _weights(facts)
+    yield from weights.findings(facts)
 
 
 def _softmaxes(facts: ModelFacts) -> Iterator[Finding]:
@@ -195,35 +192,3 @@ def _deep_products(facts: ModelFacts) -> Iterator[Finding]:
             ),
             value=depth,
         )
-
-
-def _weights(facts: ModelFacts) -> Iterator[Finding]:
-    """Yields layers of which weights are inf in the compute dtype."""
-    for each in facts.layers:
-        # Normalization layers keep theirs in float32.
-        if (
-            not is_narrow(each.layer)
-            or kinds.kind_of(each.layer) == "normalization"
-        ):
-            continue
-        dtype = each.layer.compute_dtype
-        weights = own_variables(each, facts.layers)
-        amax = max(map(_amax, weights), default=0.0)
-        if amax > float(ml_dtypes.finfo(dtype).max):
-            yield Finding(
-                level=ERROR,
-                code="weight-overflows",
-                layer=shown_path(each.path),
-                what=f"A weight of magnitude {amax:.3g} is inf in {dtype}.",
-                why="The layer computes with weights cast to its dtype.",
-                remedy="Compute this layer in float32 or bfloat16.",
-                value=amax,
-            )
-
-
-def _amax(variable: Any) -> float:
-    if not keras.backend.is_float_dtype(variable.dtype):
-        return 0.0
-    values = keras.ops.convert_to_numpy(variable).astype("float32")
-    finite = np.abs(values[np.isfinite(values)])
-    return float(finite.max(initial=0.0))

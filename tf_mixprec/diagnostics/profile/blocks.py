@@ -72,8 +72,9 @@ def _parts(variants: tuple[Variant, ...]) -> Table:
             for v in variants
         ),
         note=(
-            "Differences of the medians of three functions: the loss, the loss "
-            "with gradients, and the step."
+            "Of three functions, the loss, the loss with gradients, and the "
+            "step: medians of the differences in each round; 0 where noise "
+            "makes that negative."
         ),
     )
 

@@ -67,6 +67,7 @@ def findings(measured: Measured) -> tuple[Finding, ...]:
             *_batch_statistics(measured),
             *_not_faster(measured),
             *_ceiling(measured),
+            *_below_noise(measured),
         ]
     )
 
@@ -289,6 +290,28 @@ def _ceiling(measured: Measured) -> Iterator[Finding]:
         "that part.",
         value=share,
     )
+
+
+def _below_noise(measured: Measured) -> Iterator[Finding]:
+    """Yields the parts of a step that could not be told from nothing."""
+    found = [
+        f"{part} in {each.label}"
+        for each in measured.variants
+        for part in each.below_noise
+    ]
+    if found:
+        yield Finding(
+            level=INFO,
+            code="below-noise",
+            layer="",
+            what="Parts of a step are shown as 0 that are not: "
+            f"{', '.join(found)}.",
+            why="A part is a difference of two times, and here that was below "
+            "0: less than the noise of this machine lets one see.",
+            remedy="Measure more `rounds`, for more `seconds`, with larger "
+            "batches, or on a machine with less to do.",
+            value=float(len(found)),
+        )
 
 
 def _change(

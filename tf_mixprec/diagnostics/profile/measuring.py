@@ -14,8 +14,10 @@ from tf_mixprec.diagnostics.profile.records import Measured
 from tf_mixprec.diagnostics.profile.records import Variant
 from tf_mixprec.diagnostics.profile.steps import BACKWARD
 from tf_mixprec.diagnostics.profile.steps import FORWARD
+from tf_mixprec.diagnostics.profile.steps import OPTIMIZER
 from tf_mixprec.diagnostics.profile.steps import STEP
 from tf_mixprec.diagnostics.profile.steps import ProfiledSteps
+from tf_mixprec.diagnostics.profile.timing import difference
 from tf_mixprec.diagnostics.profile.timing import interleaved
 from tf_mixprec.diagnostics.profile.timing import ratio
 from tf_mixprec.diagnostics.subject import Batch
@@ -128,25 +130,28 @@ def _variant(
     ceiling: Mapping[str, float],
     backward: Any,
 ) -> Variant:
-    medians = {
-        part: statistics.median(times[index, part])
-        for part in (FORWARD, BACKWARD, STEP)
+    forward, backward_too, step = (
+        times[index, part] for part in (FORWARD, BACKWARD, STEP)
+    )
+    parts = {
+        BACKWARD: difference(backward_too, forward),
+        OPTIMIZER: difference(step, backward_too),
     }
-    ratios = ratio(times[index, STEP], times[0, STEP])
+    ratios = ratio(step, times[0, STEP])
     of_ops = None
     if not steps.jit_compile:
         of_ops = op_times(backward, dtypes_by_name(steps.traced))
     return Variant(
         policy=steps.label,
         jit_compile=steps.jit_compile,
-        step_ms=medians[STEP],
+        step_ms=statistics.median(step),
         ratio=ratios.median,
         ratio_p10=ratios.p10,
         ratio_p90=ratios.p90,
-        forward_ms=medians[FORWARD],
-        # Noise can make a difference negative.
-        backward_ms=max(0.0, medians[BACKWARD] - medians[FORWARD]),
-        optimizer_ms=max(0.0, medians[STEP] - medians[BACKWARD]),
+        forward_ms=statistics.median(forward),
+        backward_ms=max(0.0, parts[BACKWARD]),
+        optimizer_ms=max(0.0, parts[OPTIMIZER]),
+        below_noise=tuple(part for part, ms in parts.items() if ms < 0.0),
         graph=steps.graph,
         op_times=of_ops,
         ceiling_ms=ceiling_ms(steps.graph.multiply_adds, ceiling),

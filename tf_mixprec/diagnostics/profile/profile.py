@@ -18,10 +18,12 @@ from tf_mixprec.diagnostics.profile.steps import AS_IT_IS
 from tf_mixprec.diagnostics.profile.steps import ProfiledSteps
 from tf_mixprec.diagnostics.profile.steps import label_of
 from tf_mixprec.diagnostics.subject import Batch
+from tf_mixprec.diagnostics.subject import model_behind
 from tf_mixprec.policies import hardware
 from tf_mixprec.policies.recommendation import recommended_policy
 from tf_mixprec.reports import Document
 from tf_mixprec.reports import Report
+from tf_mixprec.training import TrainStep
 from tf_mixprec.training import model_autocast
 from tf_mixprec.training.sixteen_bits import SixteenBitLayers
 
@@ -112,7 +114,7 @@ class Profile(Report):
 
 
 def profile(
-    model: keras.Model,
+    model: keras.Model | TrainStep,
     x: Any,
     y: Any = None,
     *,
@@ -141,10 +143,13 @@ def profile(
     with a learning rate of 0; a schedule goes on, on the copy. All are called
     once a round, in random order, so that whatever else the machine does slows
     all. The model, its optimizer and how it is compiled stay as they are.
-    Metrics are left out, and a `train_step` of the model's own is not used.
+    Metrics are left out, and a `train_step` of the model's own is not used. Of
+    a `mp.TrainStep` its model is profiled, with its optimizer and its loss: not
+    its micro-batches, its clipping, `remat`, or a `compute_loss` of its own.
 
     Args:
-        model: A `keras.Model`, compiled or not, on one replica.
+        model: A `keras.Model`, compiled or not, or the `mp.TrainStep` that
+            trains it; on one replica.
         x: Arrays or tensors, or a `tf.data.Dataset` of batches, as for
             `model.fit`. One batch is used, of examples from all over.
         y: The targets. Defaults to `None`, for none or a data set.
@@ -191,7 +196,15 @@ def profile(
     >>> float32.graph.multiply_adds  # forward, and for the gradient
     {'float32': 128}
     """
+    has_own_loss = isinstance(model, TrainStep) and model.has_own_loss
+    model = model_behind(model)
     _check_model(model)
+    if has_own_loss and loss is None:
+        raise ValueError(
+            "`loss` must be given for a step with a `compute_loss` of its own, "
+            "because the copies are trained by steps without it. Received: "
+            f"loss=None, and the step of {model.name!r}"
+        )
     _check_count("rounds", rounds)
     for size in batch_sizes:
         _check_count("batch_sizes", size)
@@ -298,8 +311,8 @@ def _device() -> str:
 def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
-            "`model` must be a `keras.Model`, because copies of it are "
-            f"trained. Received: model={model!r}"
+            "`model` must be a `keras.Model` or a `mp.TrainStep`, because "
+            f"copies of it are trained. Received: model={model!r}"
         )
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ValueError(

@@ -49,13 +49,16 @@ class Variant:
         ratio_p10: A tenth of the rounds have a smaller ratio.
         ratio_p90: A tenth have a greater one.
         forward_ms: Median time of the loss, without gradients.
-        backward_ms: What the gradients take in addition.
+        backward_ms: What the gradients take in addition, the median of the
+            differences in each round; 0 if that is below 0.
         optimizer_ms: What the step takes in addition: the update, and to see
-            whether it is to be skipped.
+            whether it is to be skipped. Likewise.
         graph: What forward and backward pass do.
         op_times: What operations take; `None` where it cannot be known.
         ceiling_ms: What the multiply-adds would take at the speed of large
             matrix products; `None` where that is not known.
+        below_noise: The parts, `"backward"` or `"optimizer"`, whose difference
+            was below 0: they take less than the noise of this machine.
     """
 
     policy: str
@@ -70,6 +73,7 @@ class Variant:
     graph: GraphFacts
     op_times: OpTimes | None = None
     ceiling_ms: float | None = None
+    below_noise: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

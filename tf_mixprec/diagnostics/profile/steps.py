@@ -8,19 +8,22 @@ import keras
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.conversion import convert
+from tf_mixprec.conversion.rebuild import CannotRebuildError
+from tf_mixprec.conversion.rebuild import rebuilt
 from tf_mixprec.diagnostics.profile.graph import graph_facts
 from tf_mixprec.diagnostics.profile.records import GraphFacts
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.errors import ConversionWarning
+from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.training import TrainStep
-from tf_mixprec.training import keras_internals
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 AS_IT_IS = "as it is"
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+OPTIMIZER = "optimizer"  # what a step takes besides
 _WARM_UP = 25  # from 2**24 the loss scale has come down to 1 by then
 
 
@@ -51,7 +54,7 @@ class ProfiledSteps:
     ):
         self.label = label_of(policy)
         self._step = TrainStep(
-            _copy(model, policy, batch),
+            _copy(model, policy),
             _copied_optimizer(optimizer),
             loss,
             loss_weights=_loss_weights(model),
@@ -119,20 +122,15 @@ def warm_up(step: Callable[[], Any]) -> None:
 
 def label_of(policy: Any) -> str:
     """Returns the name of a policy or of rules."""
-    if isinstance(policy, str):
-        return policy
-    name = getattr(policy, "name", None) or getattr(policy, "policy", policy)
-    return str(getattr(name, "name", name))
+    if isinstance(policy, keras.DTypePolicy):
+        return policy_text(policy)
+    return str(getattr(policy, "policy", policy))
 
 
-def _copy(model: Any, policy: Any, batch: Batch) -> Any:
+def _copy(model: Any, policy: Any) -> Any:
     """Returns a copy of a model; never the model itself, changed."""
     if policy == AS_IT_IS:
-        copy = _clone(model)
-        if not copy.built:
-            keras_internals.predictions(copy, batch[0], training=False)
-        copy.set_weights(model.get_weights())
-        return copy
+        return _clone(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConversionWarning)
         try:
@@ -148,12 +146,12 @@ def _copy(model: Any, policy: Any, batch: Batch) -> Any:
 
 def _clone(model: Any) -> Any:
     try:
-        return keras.models.clone_model(model)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        return rebuilt(model, {}, keras.config.dtype_policy())
+    except CannotRebuildError as error:
         raise ValueError(
             "`model` must be one that can be made from its config, because a "
             "profile trains copies; write `get_config` and `from_config`. "
-            f"Received: {model.name!r}, of which Keras says: {error}"
+            f"Received: {model.name!r}, of which is said: {error}"
         ) from error
 
 

@@ -66,6 +66,15 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(quotients), float(p10), float(p90))
 
 
+def difference(times: Sequence[float], baseline: Sequence[float]) -> float:
+    """Returns the median difference of two lists of times, by rounds.
+
+    Below 0 where it is less than the noise.
+    """
+    pairs = zip(times, baseline, strict=True)
+    return statistics.median(t - b for t, b in pairs)
+
+
 def _milliseconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()

@@ -18,6 +18,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if math.isfinite(share) else "inf or nan"
 
 
+def than_in_float32(increase: float) -> str:
+    """Returns how much worse or better something is, in words.
+
+    Args:
+        increase: By how much it is worse, as a share; below 0 it is better.
+
+    Example:
+
+    >>> than_in_float32(-0.012)
+    '1.2 % better than in float32'
+    """
+    if increase == 0:
+        return "the same as in float32"
+    word = "better" if increase < 0 else "worse"
+    return f"{percent(abs(increase))} {word} than in float32"
+
+
 def of_layers(layers: Sequence[TunedLayer]) -> Iterator[Finding]:
     """Yields the exceptions, and layers without that have little room.
 

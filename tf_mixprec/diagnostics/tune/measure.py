@@ -13,6 +13,7 @@ from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.in_precision import in_precision
 from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
+from tf_mixprec.diagnostics.traced import traced
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.training import keras_internals
@@ -85,7 +86,7 @@ class Measure:
         self._subject = subject
         self.model = subject.model
         self._batches = batches
-        self._options = {"autograph": False, "jit_compile": jit_compile}
+        self._jit_compile = jit_compile
         self.name, self._value = "loss", self._loss
         metric = _resolved(metric, batches[0], subject.model)
         if isinstance(metric, keras.metrics.Metric):
@@ -129,7 +130,7 @@ class Measure:
         def loss_of(batch: Batch) -> Any:
             return self._subject.loss(batch, None, training=False)
 
-        run = self._traced(loss_of)
+        run = traced(loss_of, jit_compile=self._jit_compile)
         losses = [float(run(batch)) for batch in self._batches]
         sizes = [size_of(batch) for batch in self._batches]
         return float(np.average(losses, weights=sizes))
@@ -140,22 +141,13 @@ class Measure:
         def predictions_of(x: Any) -> Any:
             return keras_internals.predictions(model, x, training=False)
 
-        run = self._traced(predictions_of)
+        run = traced(predictions_of, jit_compile=self._jit_compile)
         metric.reset_state()
         for x, y, sample_weight in self._batches:
             metric.update_state(y, run(x), sample_weight)
         result = float(metric.result())
         metric.reset_state()
         return result
-
-    def _traced(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a function that is traced once for each shape.
-
-        By its concrete functions: TensorFlow warns of calls that are traced
-        often, as each trial is.
-        """
-        traced = tf.function(function, **self._options)
-        return lambda given: traced.get_concrete_function(given)(given)
 
     def _of_function(self, function: Callable[[Any], float]) -> float:
         model = self.model
@@ -164,21 +156,20 @@ class Measure:
         try:
             return float(function(model))
         finally:
-            for name, traced in before.items():
-                setattr(model, name, traced)
+            for name, function_before in before.items():
+                setattr(model, name, function_before)
 
 
 def _resolved(metric: Any, batch: Batch, model: Any) -> Any:
-    if metric is None or isinstance(metric, keras.metrics.Metric):
-        return metric
-    if isinstance(metric, str):
-        if metric.lower() in _SHORT_NAMES:
-            metric = _long_name(metric.lower(), batch, model)
-        metric = keras.metrics.get(metric)
-    if inspect.isclass(metric) and issubclass(metric, keras.metrics.Metric):
-        return metric()
-    if isinstance(metric, keras.metrics.Metric):
-        return metric
+    if metric is None:
+        return None
+    if isinstance(metric, str) or _is_of_keras(metric):
+        shape = _output_shape(metric, batch, model)
+        if isinstance(metric, str):
+            if metric.lower() in _SHORT_NAMES:
+                metric = _long_name(metric.lower(), batch[1], shape)
+            metric = keras.metrics.get(metric)
+        return metric() if inspect.isclass(metric) else metric
     if not callable(metric):
         raise TypeError(
             "`metric` must be None for the loss, a `keras.metrics.Metric`, its "
@@ -188,10 +179,40 @@ def _resolved(metric: Any, batch: Batch, model: Any) -> Any:
     return metric
 
 
-def _long_name(name: str, batch: Batch, model: Any) -> str:
+def _is_of_keras(metric: Any) -> bool:
+    """Returns whether something is a metric of Keras, or a class of them."""
+    if inspect.isclass(metric):
+        return issubclass(metric, keras.metrics.Metric)
+    return isinstance(metric, keras.metrics.Metric)
+
+
+def _output_shape(metric: Any, batch: Batch, model: Any) -> tuple[Any, ...]:
+    """Returns the shape of the only output; by a trace, which runs nothing."""
+    x, y, _ = batch
+
+    def predictions_of(x: Any) -> Any:
+        return keras_internals.predictions(model, x, training=False)
+
+    graph = tf.function(predictions_of, autograph=False)
+    outputs = graph.get_concrete_function(x).structured_outputs
+    shapes = keras.tree.map_structure(lambda each: tuple(each.shape), outputs)
+    has_targets = y is not None and not keras.tree.is_nested(y)
+    if keras.tree.is_nested(outputs) or (
+        isinstance(metric, str) and not has_targets
+    ):
+        raise ValueError(
+            "`metric` must be a function from the model to a float here, "
+            "because a metric of Keras compares one output with its targets; "
+            "give one, such as `lambda model: model.evaluate(x, y, "
+            'return_dict=True)["head_accuracy"]`, and its `mode`. Received: '
+            f"metric={metric!r}, for outputs of shape {shapes}"
+            f"{'' if has_targets else ' without a target of their own'}"
+        )
+    return shapes
+
+
+def _long_name(name: str, y: Any, shape: tuple[Any, ...]) -> str:
     """Returns the metric that `model.compile` takes a short name for."""
-    y = batch[1]
-    shape = tuple(model.output_shape)
     kind = "sparse_categorical"
     if shape[-1] == 1:
         kind = "binary"

@@ -15,7 +15,10 @@ from tf_mixprec.reports.document import Block
 
 FLOAT32 = "float32"
 MERGED = "float32, merged"
-_HIGHEST = 10.0  # of what is drawn: inf has no length
+# Of what is drawn, as powers of two: rounding of the loss in float32, whose
+# bar has no length; and what stands for inf, which has none either.
+_ROUNDING = -24
+_HIGHEST = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,21 +134,22 @@ class TuneReport(Report):
 
 def _bars(report: TuneReport) -> Bars:
     ranked = sorted(report.layers, key=lambda each: -each.score)
-    bounds = {"budget": math.log2(report.budget)} if report.budget > 0 else {}
     return Bars(
         title="What each layer alone changes in 16 bits",
-        label="log2 of the change of the loss, as a share of it; inf as "
-        f"{_HIGHEST:g}",
+        label="doublings of the change of the loss, from 2**"
+        f"{_ROUNDING} of it, which is rounding in float32; inf as "
+        f"{_HIGHEST - _ROUNDING}",
         labels=tuple(each.path for each in ranked),
-        values=tuple(_log2(each.score) for each in ranked),
-        bounds=bounds,
+        values=tuple(_doublings(each.score) for each in ranked),
+        bounds={"budget": _doublings(report.budget)},
     )
 
 
-def _log2(score: float) -> float | None:
-    if score == 0:
-        return None
-    return min(_HIGHEST, math.log2(score))
+def _doublings(share: float) -> float:
+    """Returns how long the bar of a share of the loss is: more is worse."""
+    if share <= 2.0**_ROUNDING:
+        return 0.0
+    return min(_HIGHEST, math.log2(share)) - _ROUNDING
 
 
 def _layers_table(report: TuneReport) -> Table:

@@ -8,13 +8,9 @@ the layer: to its inputs, weights, sums and outputs.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import ExitStack
 from contextlib import contextmanager
-from functools import partial
-from functools import wraps
 from typing import Any
 
 import keras
@@ -22,6 +18,9 @@ import numpy as np
 
 from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.collected import Collected
+from tf_mixprec.diagnostics.covered_calls import Call
+from tf_mixprec.diagnostics.covered_calls import covered_calls
+from tf_mixprec.diagnostics.covered_calls import same_value
 from tf_mixprec.diagnostics.data import size_of
 from tf_mixprec.diagnostics.in_precision import decided
 from tf_mixprec.diagnostics.in_precision import in_precision
@@ -37,9 +36,7 @@ from tf_mixprec.diagnostics.tune.units import Unit
 from tf_mixprec.diagnostics.untouched import state_of
 from tf_mixprec.diagnostics.untouched import untouched
 from tf_mixprec.numerics.finite import found_inf
-from tf_mixprec.optimizers import tracing
 from tf_mixprec.training import keras_internals
-from tf_mixprec.training.instance_methods import cover_method
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -148,13 +145,12 @@ class ScoringPass:
     def _traced(self, batch: Batch) -> tuple[Tensor, ...]:
         self._calls: list[_Call] = []
         self._collected, self._owners = Collected(), []
-        self._trace = tracing.current_graph()
         self._is_shadow = False
         self.graph = LayerGraph()
-        with tf.GradientTape() as self._tape, ExitStack() as stack:
-            for each in self._layers:
-                cover = partial(self._covered, each)
-                stack.callback(cover_method(each.layer, "call", cover))
+        with (
+            tf.GradientTape() as self._tape,
+            covered_calls(self._layers, self._scored_call),
+        ):
             loss = self._subject.loss(batch, None, training=False)
         gradients = self._tape.gradient(
             loss, [each.output for each in self._calls]
@@ -174,36 +170,26 @@ class ScoringPass:
             return packed, tf.zeros([0, 0]), tf.zeros([0]), loss
         return packed, tf.stack(changes), tf.stack(is_bad), loss
 
-    def _covered(
-        self, tapped: TappedLayer, call: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        @wraps(call)
-        def scored_call(*args: Any, **kwargs: Any) -> Any:
-            outputs = call(*args, **kwargs)
-            if self._is_shadow or tapped.passes_on or self._is_in_a_loop:
-                return outputs
-            outputs = tf.nest.map_structure(self._of_its_own, outputs)
-            number = self._number.get(id(tapped.layer))
-            if number is not None:
-                self._score(number, args, kwargs, outputs)
-            self.graph.add(tapped.layer, (args, kwargs), outputs)
+    def _scored_call(
+        self, tapped: TappedLayer, call: Call, args: Any, kwargs: Any
+    ) -> Any:
+        outputs = call(*args, **kwargs)
+        if self._is_shadow or tapped.passes_on:
             return outputs
-
-        return scored_call
-
-    @property
-    def _is_in_a_loop(self) -> bool:
-        """Whether what is computed could not come out of the body of a loop."""
-        return tracing.current_graph() is not self._trace
+        outputs = tf.nest.map_structure(self._of_its_own, outputs)
+        number = self._number.get(id(tapped.layer))
+        if number is not None:
+            self._score(number, args, kwargs, outputs)
+        self.graph.add(tapped.layer, (args, kwargs), outputs)
+        return outputs
 
     def _of_its_own(self, value: Any) -> Any:
         """Returns a tensor as one that the loss depends on by this name."""
         if not isinstance(value, tf.Tensor):
             return value
-        own = tf.identity(value)
+        own = same_value(value)
         if value.dtype.is_floating:
             self._tape.watch(own)
-        keras_internals.copy_mask(value, own)
         return own
 
     def _score(self, number: int, args: Any, kwargs: Any, outputs: Any) -> None:

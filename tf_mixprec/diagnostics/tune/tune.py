@@ -15,6 +15,7 @@ from tf_mixprec.diagnostics.tune.choice import Choice
 from tf_mixprec.diagnostics.tune.choice import chosen
 from tf_mixprec.diagnostics.tune.data import split_batches
 from tf_mixprec.diagnostics.tune.findings import percent
+from tf_mixprec.diagnostics.tune.findings import than_in_float32
 from tf_mixprec.diagnostics.tune.measure import Measure
 from tf_mixprec.diagnostics.tune.ranges import range_verdict
 from tf_mixprec.diagnostics.tune.report import FLOAT32
@@ -86,8 +87,9 @@ def tune(
             Defaults to 0.01.
         metric: What the budget is for in the place of the loss: a
             `keras.metrics.Metric` or its name, computed from predictions and
-            targets; or a function from the model to a float. Of a metric M of
-            which more is better, M - (M of the rules) is its increase.
+            targets of a model with one output; or a function from the model
+            to a float. Of a metric M of which more is better, M - (M of the
+            rules) is its increase.
         mode: As in `keras.callbacks.EarlyStopping`: `"min"` or `"max"`, what is
             better; `"auto"`: what is known of a metric of Keras's, and of a
             function `"min"`. Defaults to `"auto"`.
@@ -109,7 +111,8 @@ def tune(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If there is no loss, if an argument is out of its range, if
-            the policy has no 16 bits, or if the loss is not finite in float32.
+            the policy has no 16 bits, if a metric of Keras's is for several
+            outputs, or if the loss is not finite in float32.
 
     Example:
 
@@ -289,9 +292,11 @@ class _Search:
         self, layers: tuple[TunedLayer, ...], tuned: float, *, within: bool
     ) -> str:
         name, count = self._measure.name, len(self._trials.done)
+        few = {0: "no layer", 1: "the one layer"}
+        all_layers = few.get(len(layers), f"all {len(layers)} layers")
         values = (
             f"the {name} is {self._reference:.4g} in float32, and "
-            f"{self._narrow_value:.4g} with all {len(layers)} layers in "
+            f"{self._narrow_value:.4g} with {all_layers} in "
             f"{self._dtype} that {self._base.policy} puts there"
         )
         budget = f"with a budget of {percent(self._budget)}"
@@ -307,7 +312,7 @@ class _Search:
         return (
             f"{len(kept)} of {len(layers)} layers stay in float32: "
             f"{', '.join(kept)}. The {name} is then {tuned:.4g}, "
-            f"{percent(max(0.0, increase))} worse than in float32, {budget}; "
+            f"{than_in_float32(increase)}, {budget}; "
             f"with none of them it is {self._narrow_value:.4g}."
         )
 
