@@ -61,7 +61,9 @@ CASES = {
     "softmax-in-16-bits": (
         "warning",
         "softmax",
-        lambda: chain(narrow(), L.Softmax(dtype="float16"), head()),
+        lambda: chain(
+            narrow(), L.Softmax(dtype="float16", name="softmax"), head()
+        ),
         lambda: chain(narrow(), mp.layers.Softmax(dtype="float16"), head()),
     ),
     "softmax-in-16-bits activation": (
