@@ -134,6 +134,29 @@ def test_float32_is_float32():
     assert {e.difference.max_error for e in report.policies[0].tensors} == {0}
 
 
+def test_gradients_that_are_lost_whole_are_found():
+    x, y = data()
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, "relu", name="hidden"),
+            keras.layers.Dense(1, name="head", dtype="float32"),
+        ]
+    )
+    kernel = model.get_layer("hidden").kernel
+    kernel.assign(np.full(kernel.shape, 1e-9))  # 0 in float16: relu is off
+    report = mp.compare(model, x, y, loss="mse")
+    (policy,) = report.policies
+    gradient = policy.least_cosine
+    assert gradient.name == "hidden/kernel"
+    assert gradient.difference.relative_error == 1.0
+    assert gradient.difference.norm_ratio == gradient.difference.cosine == 0.0
+    (finding, *_) = [e for e in report.findings if e.code == "gradient-turns"]
+    assert (finding.layer, finding.value) == ("hidden", 0.0)
+    assert report.verdict.startswith(finding.what)
+
+
 def test_what_overflows_is_an_error():
     model = make("float32", keras.layers.Rescaling(1e6, name="large"))
     report = mp.compare(

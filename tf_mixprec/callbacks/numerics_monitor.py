@@ -49,7 +49,8 @@ class NumericsMonitor(SecondLook):
     gives a `NumericsWarning`, once for each, and a report.
 
     At the start of `fit` the train function is traced anew, and once more
-    after it.
+    after it. With `steps_per_execution` above 1 only the last step of each
+    execution is looked at, and executions are counted.
 
     Args:
         every: Int, in steps: how often ranges are taken. Defaults to 100.

@@ -34,7 +34,8 @@ class PairStatistics:
         median_ulps: The median absolute difference, in ulps of the reference
             in some dtype; of at most 65,536 values, evenly spaced.
         most_ulps: What 99 % of the differences are at most.
-        cosine: The cosine between the two; nan if one is 0.
+        cosine: The cosine between the two; 0 if all values are lost, nan if
+            they are 0 in float32 too.
         norm_ratio: The norm of the values over that of the reference.
         norm: The norm of the reference.
     """
@@ -118,6 +119,7 @@ def decoded_pair(vector: np.ndarray) -> PairStatistics:
     if size and bad == size:
         error = median = most = math.nan
     norms = math.sqrt(own) * math.sqrt(other)
+    without_direction = 0.0 if other > 0 else math.nan
     return PairStatistics(
         size=int(size),
         nonfinite=int(bad),
@@ -125,7 +127,7 @@ def decoded_pair(vector: np.ndarray) -> PairStatistics:
         max_error=error,
         median_ulps=median,
         most_ulps=most,
-        cosine=product / norms if norms > 0 else math.nan,
+        cosine=product / norms if norms > 0 else without_direction,
         norm_ratio=math.sqrt(own / other) if other > 0 else math.nan,
         norm=math.sqrt(other),
     )
