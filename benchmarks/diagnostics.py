@@ -142,19 +142,19 @@ def epoch_times(
         turn=0, failed=False, moved=threading.Condition()
     )
     turns = {name: Turns(orders, name, shared) for name in names}
+    models = {name: make_model("mixed_bfloat16") for name in names}
 
     def fit(name: str) -> None:
         data = tf.data.Dataset.from_tensor_slices((x, y)).repeat()
-        make_model("mixed_bfloat16").fit(
+        models[name].fit(
             data.batch(BATCH_SIZE).prefetch(2),
             steps_per_epoch=EPOCH,
             epochs=TRACED + rounds,
             verbose=0,
-            # Last: the time of the other's `on_epoch_end` counts too.
+            # Last, so that what the other does at the end of an epoch counts.
             callbacks=[*CALLBACKS[name](), turns[name]],
         )
 
-    # Models are made and traced in turn: Keras's own state is of a thread.
     with concurrent.futures.ThreadPoolExecutor(len(names)) as threads:
         fits = [threads.submit(fit, name) for name in names]
         for done in concurrent.futures.as_completed(fits):

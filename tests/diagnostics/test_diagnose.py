@@ -15,6 +15,7 @@ from tf_mixprec.diagnostics.gradient_step import GradientStep
 from tf_mixprec.diagnostics.gradient_step import lost_fraction
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.updates import UpdateOfVariable
+from tf_mixprec.diagnostics.updates import rounds_stochastically
 
 BATCH = 32
 
@@ -284,9 +285,9 @@ def test_what_is_rounded_stochastically_is_not_lost():
         keras.optimizers.SGD(1e-4), storage=None, rounding="stochastic"
     )
     mp.compile(model, optimizer, "mse")
-    assert Subject(model).rounds_stochastically
+    assert rounds_stochastically(model.optimizer)
     mp.compile(model, keras.optimizers.SGD(1e-4), "mse")
-    assert not Subject(model).rounds_stochastically
+    assert not rounds_stochastically(model.optimizer)
 
 
 def test_the_policy_of_the_device():

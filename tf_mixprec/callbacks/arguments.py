@@ -6,21 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def check_flag(name: str, value: Any, because: str) -> None:
-    """Raises unless this is a bool.
-
-    Args:
-        name: Of the argument.
-        value: What a user has given.
-        because: What it is for, as the end of a clause.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(
-            f"`{name}` must be True or False, because {because}. Received: "
-            f"{name}={value!r}"
-        )
-
-
 def checked_file(name: str, value: Any) -> pathlib.Path:
     """Returns the path of a file that is there, or can be.
 

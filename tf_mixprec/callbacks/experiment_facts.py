@@ -1,6 +1,5 @@
 """What a run is made on and of, as far as it can be known."""
 
-import collections
 import os
 import platform
 from typing import Any
@@ -9,8 +8,8 @@ import keras
 
 from tf_mixprec._version import __version__
 from tf_mixprec.policies import hardware
-from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.training import keras_internals
+from tf_mixprec.training.policy_counts import policy_counts
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -50,17 +49,12 @@ def versions() -> dict[str, str]:
 
 def of_model(model: Any) -> dict[str, Any]:
     """Returns what a compiled model is, in the types of a config."""
-    policies = collections.Counter(
-        policy_text(layer.dtype_policy)
-        for layer in keras_internals.all_layers(model)
-        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
-    )
     return {
         "model": {
             "name": model.name,
             "parameters": model.count_params() if model.built else None,
         },
-        "policies": dict(policies),
+        "policies": policy_counts(model),
         "optimizer": keras.saving.serialize_keras_object(model.optimizer),
         "jit_compile": model.jit_compile,
     }

@@ -159,11 +159,11 @@ class _Keeper:
         def train_function(iterator: Any) -> Any:
             if not is_step:
                 logs = function(iterator)
-                if type(logs) is dict:
-                    self._tensors = [
-                        logs.pop(name) for name in self._names if name in logs
-                    ]
-                    self._state = (logs.pop(_STATE),) if _STATE in logs else ()
+                kept = logs if type(logs) is dict else {}
+                self._tensors = [
+                    kept.pop(name) for name in self._names if name in kept
+                ]
+                self._state = (kept.pop(_STATE),) if _STATE in kept else ()
                 return logs
             data, before = next(iterator), _scale_of(self._model)
             logs = function(iter((data,)))

@@ -6,7 +6,6 @@ import pathlib
 import warnings
 from typing import Any
 
-from tf_mixprec.callbacks.arguments import check_flag
 from tf_mixprec.callbacks.arguments import checked_directory
 from tf_mixprec.callbacks.asked_optimizer import check_is_wrapped
 from tf_mixprec.callbacks.batches import check_steps
@@ -21,6 +20,7 @@ from tf_mixprec.diagnostics.numerics_event import Sample
 from tf_mixprec.diagnostics.numerics_event import sample_of
 from tf_mixprec.diagnostics.probed_step import ProbedStep
 from tf_mixprec.errors import NumericsWarning
+from tf_mixprec.optimizers.arguments import check_is_bool
 from tf_mixprec.reports import INFO
 
 _HISTORY = 20  # samples
@@ -93,7 +93,9 @@ class NumericsMonitor(SecondLook):
     ):
         super().__init__()
         check_steps("every", every)
-        check_flag("replay", replay, "it chooses whether steps are made again")
+        check_is_bool(
+            "replay", replay, "it chooses whether steps are made again"
+        )
         check_overhead(max_overhead)
         self._every = every
         self._replay = replay
@@ -241,10 +243,10 @@ class NumericsMonitor(SecondLook):
 
     def _tell(self, event: NumericsEvent) -> None:
         if self._report_dir is not None:
-            directory = self._report_dir
-            directory.mkdir(parents=True, exist_ok=True)
+            self._report_dir.mkdir(parents=True, exist_ok=True)
             for suffix in ("html", "json"):
-                event.save(directory / f"step-{event.step:07d}.{suffix}")
+                name = f"step-{event.step:07d}.{suffix}"
+                event.save(self._report_dir / name)
         (finding,) = event.findings
         key = (finding.code, finding.layer)
         if key not in self._warned:

@@ -18,6 +18,7 @@ from tf_mixprec.callbacks.asked_optimizer import check_type
 from tf_mixprec.callbacks.batches import check_steps
 from tf_mixprec.callbacks.sampled_steps import SampledSteps
 from tf_mixprec.callbacks.update_statistics import UpdateMeter
+from tf_mixprec.diagnostics.updates import rounds_stochastically
 from tf_mixprec.errors import DeadUpdateWarning
 from tf_mixprec.numerics.casting import dtype_name
 from tf_mixprec.numerics.casting import has_16_bits
@@ -269,7 +270,7 @@ class UpdateMonitor(keras.callbacks.Callback):
         ]
 
     def _warn_of_dead(self, records: Sequence[UpdateRecord]) -> None:
-        if _rounds_weights_stochastically(self._asked()):
+        if rounds_stochastically(self._asked()):
             return
         dead = _dead_by_layer(records)
         for layer, share in dead.items():
@@ -287,12 +288,6 @@ class UpdateMonitor(keras.callbacks.Callback):
                 DeadUpdateWarning,
                 stacklevel=2,
             )
-
-
-def _rounds_weights_stochastically(optimizer: Any) -> bool:
-    """Returns whether there are 16-bit weights without masters, and so."""
-    inner = optimizer.inner_optimizer
-    return isinstance(inner, MasterWeightOptimizer) and inner.storage is None
 
 
 def _dead_by_layer(records: Sequence[UpdateRecord]) -> dict[str, float]:

@@ -1,11 +1,8 @@
 """`diagnose`: what precision does to a model, in one step."""
 
 import functools
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
-
-import keras
 
 from tf_mixprec.diagnostics import culprit as phases
 from tf_mixprec.diagnostics import judgement
@@ -35,12 +32,12 @@ from tf_mixprec.diagnostics.subject import Batch
 from tf_mixprec.diagnostics.subject import Subject
 from tf_mixprec.diagnostics.tensor_statistics import TensorStatistics
 from tf_mixprec.diagnostics.updates import UpdateOfVariable
+from tf_mixprec.diagnostics.updates import rounds_stochastically
 from tf_mixprec.diagnostics.updates import updates_of
 from tf_mixprec.diagnostics.without_randomness import without_randomness
-from tf_mixprec.policies.policy import policy_text
 from tf_mixprec.reports import Finding
 from tf_mixprec.reports import ranked
-from tf_mixprec.training import keras_internals
+from tf_mixprec.training.policy_counts import policy_counts
 
 _FLOAT32 = "float32"
 
@@ -183,7 +180,7 @@ class _Examination:
                 # Of what is zero anyway no scale saves the gradients.
                 *(() if has_vanished else self._of_window(window)),
                 *judgement.of_updates(
-                    [] if subject.rounds_stochastically else updates
+                    [] if rounds_stochastically(subject.optimizer) else updates
                 ),
             ]
         )
@@ -230,15 +227,7 @@ class _Examination:
     def _policies(self) -> dict[str, int]:
         model = self._subject.model
         with in_precision(model, self._policy):
-            return dict(
-                Counter(
-                    policy_text(layer.dtype_policy)
-                    for layer in keras_internals.all_layers(model)
-                    if not isinstance(
-                        layer, (keras.Model, keras.layers.InputLayer)
-                    )
-                )
-            )
+            return policy_counts(model)
 
 
 def _has_float16(step: StepRecord) -> bool:

@@ -149,9 +149,10 @@ class ProbedStep:
             with taps.on():
                 loss = self._subject.loss(batch, taps, training=self._training)
             scaled = loss * tf.cast(scale, loss.dtype)
-        gradients = tape.gradient(scaled, [*trained, *taps.zeros])
+        weights = [] if self._only_outputs else trained
+        gradients = tape.gradient(scaled, [*weights, *taps.zeros])
         of_variables = dict(
-            zip(map(id, trained), gradients[: len(trained)], strict=True)
+            zip(map(id, weights), gradients[: len(weights)], strict=True)
         )
         variables = [
             (
@@ -163,7 +164,7 @@ class ProbedStep:
             )
             for each, number in values
         ]
-        calls = _calls(taps, gradients[len(trained) :], collected)
+        calls = _calls(taps, gradients[len(weights) :], collected)
         self._layout = _Layout(calls, variables, collected)
         return collected.packed(), tf.stack([loss, scaled])
 

@@ -10,7 +10,6 @@ from tf_mixprec._typing import Tensor
 from tf_mixprec.diagnostics.taps import Taps
 from tf_mixprec.numerics.casting import widened
 from tf_mixprec.optimizers import LossScaleOptimizer
-from tf_mixprec.optimizers import MasterWeightOptimizer
 from tf_mixprec.training import TrainStep
 from tf_mixprec.training import keras_internals
 from tf_mixprec.training import model_autocast
@@ -155,14 +154,6 @@ class Subject:
         return isinstance(
             self.optimizer, keras.optimizers.LossScaleOptimizer
         ) and getattr(self.optimizer, "skip_nonfinite", True)
-
-    @property
-    def rounds_stochastically(self) -> bool:
-        """Whether weights have no masters, and updates are not lost so."""
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        return isinstance(inner, MasterWeightOptimizer) and (
-            inner.storage is None
-        )
 
     @property
     def initial_scale(self) -> float | None:

@@ -77,6 +77,16 @@ def updates_of(subject: Subject, batch: Batch) -> tuple[UpdateOfVariable, ...]:
     )
 
 
+def rounds_stochastically(optimizer: Any) -> bool:
+    """Returns whether 16-bit weights have no masters, and lose nothing so.
+
+    Args:
+        optimizer: One that is wrapped or not; `None` for none.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(inner, MasterWeightOptimizer) and inner.storage is None
+
+
 class _Step:
     """A step of the optimizer, and the values before and after it."""
 

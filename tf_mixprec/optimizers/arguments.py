@@ -54,12 +54,14 @@ def check_inner_optimizer(inner_optimizer: Any) -> None:
         )
 
 
-def check_is_bool(name: str, value: Any) -> None:
+def check_is_bool(
+    name: str, value: Any, because: str = "it chooses what is traced"
+) -> None:
     """Raises unless `value` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(
-            f"`{name}` must be True or False, because it chooses what is "
-            f"traced. Received: {name}={value!r}"
+            f"`{name}` must be True or False, because {because}. Received: "
+            f"{name}={value!r}"
         )
 
 

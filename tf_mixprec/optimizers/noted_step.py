@@ -2,44 +2,30 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from keras import ops
 
 from tf_mixprec._typing import Gradient
 from tf_mixprec._typing import Tensor
 from tf_mixprec._typing import Variable
-from tf_mixprec.loss_scale import LossScaleRule
 from tf_mixprec.optimizers import keras_internals
 from tf_mixprec.optimizers.clipping import Clipping
 from tf_mixprec.optimizers.live_rule import LiveRule
 from tf_mixprec.optimizers.nonfinite_counts import NonfiniteCounts
 from tf_mixprec.optimizers.step_notes import StepNotes
-from tf_mixprec.optimizers.step_options import StepOptions
 from tf_mixprec.optimizers.values_step import ValuesStep
 from tf_mixprec.optimizers.verdict import Verdict
 
 
 class NotedStep(ValuesStep):
-    """A wrapper that knows which gradients were inf or nan, and of their norms.
+    """A wrapper that notes which gradients were bad, and more, if asked to."""
 
-    Args:
-        inner_optimizer: The optimizer that makes the update.
-        rule: How the loss scale starts and moves.
-        options: What a step is traced with.
-        name: String, or `None` for a unique name.
-    """
+    _nonfinite_counts: NonfiniteCounts | None = None
 
-    def __init__(
-        self,
-        inner_optimizer: Any,
-        rule: LossScaleRule,
-        options: StepOptions,
-        name: str | None,
-    ):
-        super().__init__(inner_optimizer, rule, options, name)
-        self._nonfinite_counts: NonfiniteCounts | None = None
-        self.notes = StepNotes(self)
+    @functools.cached_property
+    def notes(self) -> StepNotes:
+        """What steps note for callbacks."""
+        return StepNotes(self)
 
     def count_nonfinite(self) -> None:
         """Makes steps that are traced from now on count bad gradients.
